@@ -84,4 +84,6 @@ def count_rows(links: "LinksConfig", seed: int, epochs: int, rows: int) -> int:
     size = -(-rows // len(orders[0].buckets))
     states = [{*state} for order in orders for state in order.states.tolist()]
     fetched = [new - old for new, old in zip(states, [set(), *states], strict=False)]
-    return sum(min(size, rows - part * size) for each in fetched for part in each)
+    # Those at the end may be empty.
+    sizes = np.clip(rows - size * np.arange(len(orders[0].buckets)), 0, size)
+    return sum(int(sizes[part]) for each in fetched for part in each)

@@ -47,7 +47,7 @@ def partition_moves(
       Waleffe et al., MariusGNN, EuroSys 2023, section 5.
     """
     checks.require_count(0, ahead=ahead)
-    sets = [np.unique(state) for state in states]
+    sets = [np.unique(state).astype(np.int64) for state in states]
     # Where a state is another than that of the batch before, and the end.
     pairs = enumerate(zip(sets[1:], sets[:-1], strict=True), 1)
     starts = [n for n, (new, old) in pairs if not np.array_equal(new, old)]
@@ -62,8 +62,8 @@ def partition_moves(
     for step, batch in enumerate(batches):
         checks.require(step < len(sets), "each batch must have a state", batch=step)
         ids, evict, new = np.asarray(batch), NONE, NONE
-        inside = np.isin(ids // partition_rows, sets[step]).all()
-        if not inside or ids.max(initial=-1) >= rows:
+        inside = np.isin(ids.astype(np.int64) // partition_rows, sets[step]).all()
+        if not inside or ids.max(initial=0) >= rows:
             raise ValueError(f"batch {step} uses rows that are not resident")
         end = ends[place]
         coming = sets[end] if end < len(sets) else NONE

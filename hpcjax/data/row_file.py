@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
+import ml_dtypes  # noqa: F401 - numpy has bfloat16 by name then
 import numpy as np
 import xxhash
 
@@ -31,7 +32,8 @@ class RowFile:
     of the system's cache given back: there is no memory map. One process has it open at
     a time, and reads what it has written. Others, and who opens it after a crash, find
     the state of the last `flush`, whose sequence number says which it is. Files that
-    belong together are opened at a number that all of them have.
+    belong together are opened at a number that all of them have; what is newer is given
+    up, so that no later state takes its number beside it.
 
     Attributes:
       path: of the file.
@@ -57,7 +59,7 @@ class RowFile:
 
         Args:
           path: of a file that `build` has made.
-          sequence: of the state; None for the newest one.
+          sequence: of the state, a newer one is gone then; None for the newest one.
 
         Raises:
           ConfigError: it has no such state.
@@ -78,6 +80,10 @@ class RowFile:
             self.sequence = max(found) if sequence is None else sequence
             rule = f"{path} must have the state, its newest are {sorted(found)}"
             checks.require(self.sequence in found, rule, sequence=self.sequence)
+            if max(found) > self.sequence:
+                gone = np.zeros_like(found[self.sequence])
+                self._put(gone, self._starts[max(found) % 2])
+                os.fsync(self._file)
         except BaseException:
             self.close()
             raise
@@ -201,6 +207,8 @@ class RowFile:
 
     def _numbers(self, rows: Any) -> np.ndarray:
         """Returns numbers of rows, none of which counts from the end."""
+        if self._file < 0:
+            raise ValueError(f"{self.path} is closed")
         ids = np.arange(len(self))[rows] if isinstance(rows, slice) else rows
         ids = np.asarray(ids)
         rule = f"rows must be a list of numbers from 0 to {len(self) - 1}"
@@ -208,7 +216,7 @@ class RowFile:
         checks.require(good, rule, dtype=ids.dtype, shape=ids.shape)
         least, most = int(ids.min(initial=0)), int(ids.max(initial=0))
         checks.require(0 <= least <= most < len(self), rule, least=least, most=most)
-        return ids
+        return ids.astype(np.int64)
 
     def _by_partition(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Yields partitions, and where in `ids` are rows of each."""
@@ -263,16 +271,15 @@ class RowFile:
           DataFormatError: it is another one, or of another size.
         """
         head, size = os.pread(self._file, _BLOCK, 0), os.fstat(self._file).st_size
-        form: Any = {}
         try:
             form = json.loads(head.rstrip(b"\0"))
             good = form["format"] == _FORMAT
+            self.shape, self.dtype = tuple(form["shape"]), np.dtype(form["dtype"])
+            self.partition_rows = form["partition_rows"]
         except (ValueError, TypeError, KeyError):
             good = False
         if not good:
             raise DataFormatError(f"{self.path}: expected a file of rows")
-        self.shape, self.dtype = tuple(form["shape"]), np.dtype(form["dtype"])
-        self.partition_rows = form["partition_rows"]
         room = _layout(self.shape, self.dtype, self.partition_rows)
         self._starts, self._room, whole = room
         self._first = whole - 2 * self.partitions * self._room

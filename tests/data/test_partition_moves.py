@@ -79,6 +79,14 @@ def test_as_much_is_fetched_as_swaps_say_and_all_goes_back(ahead):
             assert move.ready > move.step
 
 
+def test_numbers_do_not_wrap():
+    states = np.array([[0, 60], [60, 61]], np.int16)  # 61 * 640 is no int16
+    batches = np.array([[0], [1]], np.uint8), np.array([[60 * 640]])
+    first, *_ = data.partition_moves(states, batches, 62 * 640, 640)
+    wanted = np.arange(640)[None] + 640 * np.array([[0], [60]])
+    np.testing.assert_array_equal(first.fetch, wanted.ravel())
+
+
 def test_batches_must_be_of_their_states():
     states = np.array([[0, 1], [1, 2]])
     with pytest.raises(ValueError, match="batch 1 uses rows that are not resident"):

@@ -151,6 +151,10 @@ def test_files_that_belong_together_are_opened_at_a_state_that_all_have(tmp_path
     assert (one.flush(), two.sequence) == (4, 3)  # and then it is killed
     with data.RowFile(one.path, sequence=3) as back:
         np.testing.assert_array_equal(back[[0]], held[:1] + 1)
+        back[[0]] = held[:1] + 5  # and is killed: the state 4 must not come back,
+    with data.RowFile(one.path) as back:  # which `two` may have reached anew
+        assert back.sequence == 3
+        np.testing.assert_array_equal(back[:], [*held[:1] + 1, *held[1:]])
         back[[0]] = held[:1] + 5
         assert back.flush() == 4
     with data.RowFile(one.path) as back:
@@ -171,6 +175,13 @@ def test_rows_come_in_pieces_of_any_size(dtype, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "rows"]
 
 
+@pytest.mark.parametrize("dtype", ["i1", "u1", "u8"])
+def test_numbers_of_rows_are_of_any_width(dtype, tmp_path):
+    file, held = build(tmp_path / "rows", rows=700, part=300)
+    for ids in (np.array([3, 0, 120], dtype), np.array([], dtype)):
+        np.testing.assert_array_equal(file[ids], held[ids])
+
+
 def test_what_is_no_row_or_no_file_is_told(tmp_path):
     file, _ = build(tmp_path / "rows")
     for ids in ([-1], [ROWS], [0.5], [[0]], [True]):
@@ -178,15 +189,19 @@ def test_what_is_no_row_or_no_file_is_told(tmp_path):
             file[ids]
     with pytest.raises(ConfigError, match="rows must be float32"):
         file[[0]] = np.zeros((1, 3))
+    file.close()
+    with pytest.raises(ValueError, match="rows is closed"):
+        file[[0]]
     size = file.path.stat().st_size
     os.truncate(file.path, size - 1)
     with pytest.raises(DataFormatError, match=f"expected {size} .*found {size - 1} by"):
         data.RowFile(file.path)
     with pytest.raises(DataMissing, match="no such file"):
         data.RowFile(tmp_path / "none")
-    (tmp_path / "other").write_text("{}")
-    with pytest.raises(DataFormatError, match="expected a file of rows"):
-        data.RowFile(tmp_path / "other")
+    for other in ("{}", '{"format": "hpcjax rows 1"}'):
+        (tmp_path / "other").write_text(other)
+        with pytest.raises(DataFormatError, match="expected a file of rows"):
+            data.RowFile(tmp_path / "other")
 
 
 def test_other_bytes_are_no_rows(tmp_path):

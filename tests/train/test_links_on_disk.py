@@ -10,7 +10,7 @@ from hpcjax import data, models, optim, train
 from hpcjax.core import ConfigError, trees
 from hpcjax.runs import training
 from hpcjax.runs.training import TrainingConfig
-from hpcjax.train import RowCacheConfig
+from hpcjax.train import RowCacheConfig, cached_table
 from hpcjax.train.row_cache import list_row_leaves
 from tests.train import tiny
 
@@ -29,10 +29,10 @@ def source(tmp_path_factory):
     return folder
 
 
-def make(source, state, order="comet", devices=1, root=None):
+def make(source, state, devices=1, **own):
     cut = {"partitions": 8, "capacity": 4, "group": 2, "edges": 16, "negatives": 6}
     config = TrainingConfig(
-        dataset=data.LinksConfig(source=str(source), order=order, **cut),
+        dataset=data.LinksConfig(source=str(source), order="comet", **cut | own),
         model=models.KgeConfig(width=4, spread=1.0),
         optimizer=optim.AdagradConfig(lr=0.1),
         state=state,
@@ -75,15 +75,21 @@ def whole(source):
     return fit(source, None)
 
 
-def test_a_run_from_disk_is_that_of_memory_to_the_bit(source, whole, tmp_path):
+@pytest.fixture(scope="module")
+def ahead(source):
+    """With two partitions of the next state on their way, and as many slots."""
+    return fit(source, dataclasses.replace(DISK, prefetch=2))
+
+
+@pytest.mark.acceptance("marius", 6)
+def test_a_run_from_disk_is_that_of_memory_to_the_bit(source, whole, ahead, tmp_path):
     """Losses, ranks, table and Adagrad's sums, through pauses and validations."""
     found = fit(source, DISK, tmp_path)
     check_same(found, whole)
     rows = [found[1][path] for path in list_row_leaves(found[1])]
     assert {leaf.shape for leaf in rows} == {(60, 4)}
     assert np.array_equal(found[1]["step"], STEPS)
-    ahead = dataclasses.replace(DISK, prefetch=2)  # with as many slots
-    check_same(fit(source, ahead), whole)
+    check_same(ahead, whole)
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(source, whole, tmp_path):
@@ -98,8 +104,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(source, whole, tmp_path):
 
 
 @pytest.mark.acceptance("marius", 7)
-def test_rows_that_are_moved_are_those_of_the_orders_swaps(source):
-    _, _, records = fit(source, DISK)
+def test_rows_that_are_moved_are_those_of_the_orders_swaps(source, ahead):
+    records = ahead[2]
     sampler = make(source, DISK)[1].dataset.train
     states = [{*sampler.resident(n, 2, 0).tolist()} for n in range(STEPS)]
     assert 2 * sampler.epoch_batches(2) < STEPS
@@ -127,10 +133,32 @@ def test_rows_of_links_are_cached_by_any_policy(policy, store, source, whole):
 
 
 @pytest.mark.slow
-def test_devices_share_links_from_disk(source):
-    one, two = (fit(source, DISK, devices=count) for count in (1, 2))
-    np.testing.assert_allclose(
-        [each[2] for each in one[0]], [each[2] for each in two[0]], rtol=1e-4
+@pytest.mark.parametrize("own", [{}, {"edges": 4, "negatives": 2}])
+def test_devices_share_links_from_disk(source, own):
+    """They send the mean of the cache, or where it is less that of their rows."""
+    runs = [fit(source, state, devices=2, **own) for state in (None, DISK)]
+    runs.append(fit(source, DISK, **own))
+    for run in runs[1:]:
+        np.testing.assert_allclose(
+            [each[2] for each in run[0]], [each[2] for each in runs[0][0]], rtol=1e-4
+        )
+        table, wanted = (found[1]["params/table"] for found in (run, runs[0]))
+        np.testing.assert_allclose(table, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_the_numbers_of_a_batch_are_put_back_where_they_were(source):
+    batch = make(source, DISK)[1].dataset.train.sample(0, 2, 0, (0, 1))
+    x = batch["x"]
+    ids = cached_table._row_numbers(x, np)
+    wanted = [
+        np.concatenate([t[:, ::2].ravel(), n.ravel()])
+        for t, n in zip(*x.values(), strict=True)
+    ]
+    np.testing.assert_array_equal(ids, wanted)
+    told = cached_table._with_ids(batch, ids + 100)["x"]
+    np.testing.assert_array_equal(told["negatives"], x["negatives"] + 100)
+    np.testing.assert_array_equal(
+        told["triples"] - x["triples"], [[[100, 0, 100]] * 16] * 2
     )
 
 

@@ -1,10 +1,13 @@
 """Tables of orders: what they compute of runs, and what a run is of."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from configs.marius import links
 from experiments.marius import tables
+from experiments.marius.disk import count_rows
 from hpcjax import graphs
 from hpcjax.data.link_source import LinkSampler
 from hpcjax.data.triples import Triples
@@ -24,6 +27,15 @@ def test_runs_are_of_whole_epochs_and_read_what_the_order_says(name):
     swaps = 0 if name == "one fill" else graphs.count_swaps(order.states)
     reads = (order.states.shape[1] + swaps) / len(order.buckets)
     assert reads == tables.READS[name]
+
+
+def test_rows_of_an_order_are_counted_where_the_last_partitions_are_empty():
+    config = dataclasses.replace(links.comet.dataset, partitions=8, capacity=4, group=2)
+    held, count = set(), 0  # of 9 rows: 2 in each of 4, then 1, then none
+    for state in np.concatenate([config.draw(3, epoch).states for epoch in range(2)]):
+        resident = {row for row in range(9) if row // 2 in state}
+        held, count = resident, count + len(resident - held)
+    assert count_rows(config, 3, 2, 9) == count
 
 
 def judge(beta, comet):
