@@ -140,7 +140,13 @@ def measure(
 
 
 def of_task(task: Any, what: str, rows: int) -> tuple[Any, ...]:
-    """Returns a model's forward pass or its training step, and shapes of arguments."""
+    """Returns a model's forward pass or its training step, and shapes of arguments.
+
+    Args:
+      task: of the model.
+      what: "forward" or "step".
+      rows: of a batch, if the sampler does not say how many.
+    """
     batch = rows_like(task.dataset, rows)
     key = jax.eval_shape(lambda: jax.random.key(0))
     params, state = jax.eval_shape(task.model.init, key)
@@ -150,7 +156,8 @@ def of_task(task: Any, what: str, rows: int) -> tuple[Any, ...]:
 
     def step(params: Any, state: Any, batch: Any, key: Any) -> Any:
         count = count_scored(task.model, task.objective, params, state, batch)
-        keys = BatchKey(key=key, rows=jnp.arange(rows, dtype=jnp.int32))
+        here = len(jax.tree.leaves(batch)[0])
+        keys = BatchKey(key=key, rows=jnp.arange(here, dtype=jnp.int32))
         one_pass = StepInput(
             task.model, task.objective, state, batch, keys, jnp.int32(0), (), count
         )

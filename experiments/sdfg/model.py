@@ -101,8 +101,7 @@ def _sorted(words: Mapping[str, int], listed: int) -> list[float]:
     """Returns the words of each of the operations over those listed."""
     total = dict.fromkeys(OPERATIONS, 0)
     for name, count in words.items():
-        kind = "product" if name in _PRODUCTS else name.split()[0]
-        total[kind if kind in total else "map"] += count
+        total["product" if name in _PRODUCTS else name.split()[0]] += count
     return [count / listed for count in total.values()]
 
 

@@ -79,6 +79,9 @@ def rules() -> "dict[str, Any]":
 
 def judge(graph: "ir.SDFG", rule: Any) -> Iterator[tuple[str, int]]:
     """Yields for each match "applied" or why not, and how many checks are wrong."""
+    matches = rule.matches(graph)
+    if not matches:
+        return
     rng = np.random.default_rng(0)
     inputs = {
         name: rng.integers(-9, 9, [size.constant for size in each.shape])
@@ -86,7 +89,6 @@ def judge(graph: "ir.SDFG", rule: Any) -> Iterator[tuple[str, int]]:
         if not each.transient
     }
     wanted = ir.interpret(graph, inputs)
-    matches = rule.matches(graph)
     if issubclass(rule, ir.MapTiling):  # Sizes 2 and 3 in turns.
         matches = [rule.matches(graph, 2 + n % 2)[n] for n in range(len(matches))]
     for each in matches:

@@ -40,7 +40,7 @@ _CODE: Mapping[str, str] = {
     **{"shift_left": "left_shift(a, b)", "shift_right_arithmetic": "right_shift(a, b)"},
     **{"shift_right_logical": "right_shift(a, b)"},
     **{"erf": "erf(a)", "erfc": "erfc(a)", "erf_inv": "erfinv(a)"},
-    **{"lgamma": "gammaln(a)", "digamma": "digamma(a)", "nextafter": "nextafter(a, b)"},
+    **{"lgamma": "gammaln(a)", "digamma": "digamma(a)"},
     **{f"a{name}": f"arc{name}(a)" for name in ("sin", "cos", "tan", "sinh", "cosh")},
     **{
         name: f"{name}(a)"
@@ -389,11 +389,11 @@ class _Reader(Reader[View]):
                 continue
             outer = self.container_of(view, v.aval.dtype)
             own = read[outer] = read.get(outer) or enter(outer)
-            given.append(own if place < first else _at(own, turn))
+            given.append(own if place < first else own.pick(0, turn))
         results = inner.read(closed.jaxpr, given)
         stacked = [self.new(v.aval) for v in eqn.outvars[len(carries) :]]
         for view, made in zip(results[len(carries) :], stacked, strict=True):
-            inner.tasklet("a", [view], _at(enter(made.data), turn))
+            inner.tasklet("a", [view], enter(made.data).pick(0, turn))
         kinds = [self.arrays[made.data].dtype for made in carries]
         news = [inner.stored(v, d) for v, d in zip(results, kinds, strict=False)]
         for new, place in zip(news, carried, strict=True):
@@ -409,11 +409,6 @@ class _Reader(Reader[View]):
         return [*carries, *stacked]
 
 
-def _at(view: View, index: Affine) -> View:
-    """Returns an array at an index of its first axis."""
-    return view.put(view.shape[1:], index, *map(axis, range(len(view.shape) - 1)))
-
-
 def _demands(params: Mapping[str, Any]) -> bool:
     """Whether a product must be more exact, or lie elsewhere, than by default."""
     asked = (params["precision"], params.get("out_sharding"))
@@ -424,7 +419,7 @@ def _demands(params: Mapping[str, Any]) -> bool:
 def _code(eqn: Any) -> str | None:
     """Returns the code of an elementwise primitive; None if it is not known."""
     name, params = eqn.primitive.name, eqn.params
-    kinds = {np.dtype(v.aval.dtype).kind for v in (*eqn.invars, *eqn.outvars)}
+    kinds = {_kind(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars)}
     chosen = len(eqn.invars) == 3 and np.dtype(eqn.invars[0].aval.dtype).kind == "b"
     refused = {
         "div": kinds != {"f"},
@@ -442,6 +437,12 @@ def _code(eqn: Any) -> str | None:
     if name in _LOGIC:
         return f"{'logical' if kinds == {'b'} else 'bitwise'}_{name}(a, b)"
     return _CODE.get(name)
+
+
+def _kind(dtype: Any) -> str:
+    """Returns numpy's letter, which narrow floating points do not have there."""
+    real = jax.dtypes.issubdtype(dtype, np.floating)
+    return "f" if real else np.dtype(dtype).kind
 
 
 def _runner(eqn: Any, read: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:

@@ -6,6 +6,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -60,7 +61,7 @@ def _window(reader: Reader, eqn: Any, views: list[View]) -> list[View] | None:
     """Adds a map that reads all of a small window."""
     (view,), aval, params = views, eqn.outvars[0].aval, eqn.params
     sizes, paddings = params["window_dimensions"], params["padding"]
-    free = min(map(min, paddings)) >= 0 and set(params["base_dilation"]) == {1}
+    free = all(min(own) >= 0 for own in paddings) and {*params["base_dilation"]} <= {1}
     if not free or math.prod(sizes) > len(string.ascii_letters):
         return None
     kind = eqn.primitive.name.rpartition("_")[2]
@@ -72,7 +73,7 @@ def _window(reader: Reader, eqn: Any, views: list[View]) -> list[View] | None:
         view = _padded(reader, view, around, gaps, padded)
     parts = [
         view.slice(
-            [*np.multiply(place, params["window_dilation"])],
+            np.multiply(place, params["window_dilation"]).tolist(),
             aval.shape,
             params["window_strides"],
         )
@@ -88,11 +89,16 @@ def _neutral(kind: str, dtype: Any) -> str:
     """Returns the code of what does not change a sum, a maximum or a minimum."""
     if kind == "sum":
         return "0"
+    if np.dtype(dtype) == bool:
+        return str(kind == "min")
     lowest = kind == "max"
-    if np.dtype(dtype).kind in "iu":
-        limits = np.iinfo(dtype)
-        return str(limits.min if lowest else limits.max)
-    return "-inf" if lowest else "inf"
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits: Any = jnp.iinfo(dtype)
+    elif np.isinf(np.asarray(np.inf).astype(dtype)):
+        return "-inf" if lowest else "inf"
+    else:  # Some narrow floating points have no infinity.
+        limits = jnp.finfo(dtype)
+    return repr(np.asarray(limits.min if lowest else limits.max).item())
 
 
 def _concatenate(reader: Reader, eqn: Any, views: list[View]) -> list[View]:
@@ -102,6 +108,17 @@ def _concatenate(reader: Reader, eqn: Any, views: list[View]) -> list[View]:
         reader.tasklet("a", [view], made.slice(start, view.shape))
         start[eqn.params["dimension"]] += view.shape[eqn.params["dimension"]]
     return [made]
+
+
+def _stack(reader: Reader, eqn: Any, views: list[View]) -> list[View]:
+    made = reader.new(eqn.outvars[0].aval)
+    for n, view in enumerate(views):
+        reader.tasklet("a", [view], made.pick(eqn.params["axis"], n))
+    return [made]
+
+
+def _unstack(_: Reader, eqn: Any, views: list[View]) -> list[View]:
+    return [views[0].pick(eqn.params["axis"], n) for n in range(len(eqn.outvars))]
 
 
 def _starts(eqn: Any, first: int, sizes: Sequence[int]) -> list[int] | None:
@@ -151,6 +168,8 @@ PARTS: Mapping[str, Callable[[Reader, Any, list[View]], list[View] | None]] = {
     "pad": _pad,
     **{f"reduce_window_{kind}": _window for kind in _JOIN},
     "concatenate": _concatenate,
+    "stack": _stack,
+    "unstack": _unstack,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update,
 }

@@ -446,7 +446,9 @@ def _evaluate(node: ast.expr, scope: Mapping[str, Any]) -> Any:
     """Returns the value of an expression of jnp's functions."""
     match node:
         case ast.Constant(value=value):
-            return value
+            return _number(value)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)):
+            return _number(-value)
         case ast.Name(id=name):
             return scope[name] if name in scope else getattr(jnp, name)
         case ast.Call(func=ast.Name(id=name), args=parts):
@@ -461,6 +463,12 @@ def _evaluate(node: ast.expr, scope: Mapping[str, Any]) -> Any:
             raise ConfigError(f"a tasklet cannot compute {ast.unparse(node)!r}")
     module = special if name in SPECIAL else jnp
     return getattr(module, name)(*(_evaluate(part, scope) for part in parts))
+
+
+def _number(value: Any) -> Any:
+    """Returns a number, unsigned if it is too large for JAX's own integers."""
+    limit = np.iinfo(jax.dtypes.canonicalize_dtype(int)).max
+    return np.uint64(value) if isinstance(value, int) and value > limit else value
 
 
 class _Step:

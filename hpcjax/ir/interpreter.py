@@ -179,6 +179,8 @@ class _Run:
                     f"{node.id}: {memlet} has shape {shape}: got {np.shape(made[name])}"
                 )
             value = np.reshape(made[name], shape)
+            if value.dtype.kind in "iu":  # Sums of whole numbers wrap around.
+                value = value.astype(array.dtype)
             if memlet.wcr:
                 value = getattr(np, memlet.wcr)(array[at], value)
             array[at] = value

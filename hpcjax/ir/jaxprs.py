@@ -33,7 +33,7 @@ _NAMED: Mapping[Kind, tuple[str, ...]] = {
     "movement": (
         *("transpose", "slice", "dynamic_slice", "dynamic_update_slice", "gather"),
         *("scatter", "scatter-add", "scatter_add", "scatter-max", "scatter-min"),
-        *("scatter-mul", "concatenate", "pad", "rev"),
+        *("scatter-mul", "concatenate", "stack", "unstack", "pad", "rev"),
         *("copy_p", "device_put", "split"),
     ),
     "statistical": ("sort", "top_k"),

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import operator
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -28,7 +27,6 @@ REDUCERS = {
 
 # Functions of code that are scipy's; all others are numpy's.
 SPECIAL = ("erf", "erfc", "erfinv", "gammaln", "digamma")
-_COPIES = re.compile(r"o = v?[a-z]|")
 
 
 class Array(NamedTuple):
@@ -280,8 +278,8 @@ class Traffic(NamedTuple):
       writes: whether into it.
       words: elements.
       code: of library nodes, what they do.
-      kind: of node: "map", "copy", which is also a map that only copies, "reduce",
-        "tasklet" or "library".
+      kind: of node: "map", which is also a tasklet in none, "copy", which is also a
+        map that only copies or converts, "reduce" or "library".
     """
 
     node: str
@@ -300,8 +298,9 @@ def moved(node: Node, values: Values, times: int = 1) -> Iterator[Traffic]:
         for _, each in node.graph.nodes():
             yield from moved(each, inner, times * node.times)
         return
-    kind, code = (node.kind, node.code) if isinstance(node, Code) else ("map", "")
-    if all(_COPIES.fullmatch(each.code) for each, _ in codes(node)):
+    library = isinstance(node, Code) and node.kind == "library"
+    kind = node.kind if isinstance(node, Code) and node.kind != "tasklet" else "map"
+    if all(_copies(each) for each, _ in codes(node)):
         kind = "copy"
     edges = (
         (e.memlet.data, e.writes, e.memlet.subset, _needed(e))
@@ -310,9 +309,18 @@ def moved(node: Node, values: Values, times: int = 1) -> Iterator[Traffic]:
     )
     for data, writes, subset, ranges in dict.fromkeys(edges):
         words = times * count(ranges, subset, values)
-        yield Traffic(
-            node.id, data, writes, words, code if kind == "library" else "", kind
-        )
+        yield Traffic(node.id, data, writes, words, node.code if library else "", kind)
+
+
+def _copies(code: Code) -> bool:
+    """Whether it writes what it reads, and computes nothing."""
+    if code.kind != "tasklet":
+        return code.kind == "copy"
+    read = {name for name, _ in code.inputs}
+    lines = (line for line in parse(code.code).body if isinstance(line, ast.Assign))
+    return all(
+        isinstance(own.value, ast.Name) and own.value.id in read for own in lines
+    )
 
 
 def _needed(access: Access) -> tuple[tuple[str, Range], ...]:

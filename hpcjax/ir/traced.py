@@ -77,7 +77,7 @@ class Program:
         """Returns the words that its operations move, those that move most first.
 
         Each is a "map", "copy", "reduce", "einsum", or a primitive by name, before
-        which there is "opaque " if it is.
+        which there is "opaque " if it is; see `Traffic`.
         """
         found: dict[str, int] = {}
         for moved in self.graph.movement():

@@ -45,6 +45,12 @@ class View(NamedTuple):
         index = tuple(each.put(values) for each in self.index)
         return self._replace(shape=tuple(shape), index=index)
 
+    def pick(self, place: int, index: Index) -> "View":
+        """Returns it at an index of an axis, which is gone."""
+        shape = self.shape[:place] + self.shape[place + 1 :]
+        names = [axis(k) for k in range(len(shape))]
+        return self.put(shape, *names[:place], index, *names[place:])
+
     def slice(
         self, start: Sequence[int], shape: Sequence[int], step: Sequence[int] = ()
     ) -> "View":

@@ -51,7 +51,7 @@ def nested(x):
 def special(x):
     y = 1 + x * x
     found = (lax.erf(x), lax.erfc(x), lax.erf_inv(x / 9), lax.lgamma(y), lax.digamma(y))
-    return *found, jnp.round(2 * x)
+    return *found, jnp.round(2 * x), jnp.round(jnp.arange(-5, 6) / 2)
 
 
 def windows(x):
@@ -61,6 +61,28 @@ def windows(x):
         lax.reduce_window(x, -jnp.inf, lax.max, **sizes),
         lax.reduce_window(whole, np.iinfo(whole.dtype).max, lax.min, **sizes),
         lax.reduce_window(x, 0.0, lax.add, (2, 2), (1, 2), "VALID", None, (2, 1)),
+    )
+
+
+def narrow_windows(x):
+    """Those whose padding has values that others' has not, and sums that wrap."""
+
+    def window(kind, first, values):
+        whole = np.asarray(first, values.dtype)
+        return lax.reduce_window(values, whole, kind, (2, 3), (2, 1), "SAME")
+
+    whole = jnp.round(9 * x)
+    int32, uint32 = np.iinfo("int32"), np.iinfo("uint32")
+    return (
+        window(lax.max, False, x > 9),
+        window(lax.min, True, x < 9),
+        window(lax.max, int32.min, whole.astype(int32.dtype)),
+        window(lax.min, uint32.max, jnp.abs(whole).astype(uint32.dtype)),
+        window(lax.add, 0, jnp.full((4, 6), 60, "int8")),
+        window(lax.add, 0, whole.astype("bfloat16")),
+        window(lax.max, -448, x.astype("float8_e4m3fn")),
+        window(lax.max, -np.inf, jnp.where(x > 1, jnp.nan, x)),
+        lax.reduce_window(x[0, 0], 0.0, lax.add, (), (), "VALID"),
     )
 
 
@@ -75,6 +97,13 @@ FUNCTIONS = {
     "silu": (jax.nn.silu, X),
     "special": (special, X),
     "windows": (windows, X),
+    "narrow windows": (narrow_windows, X),
+    "large numbers": (
+        lambda n: (n ^ np.uint32(0x9E3779B9), jnp.maximum(n.astype(int), -(2**31))),
+        jnp.arange(3, dtype="uint32"),
+    ),
+    "narrow quotient": (lambda x: x / 3 + x**-1, X.astype("bfloat16")),
+    "stack": (lambda x: jnp.stack([*jnp.unstack(2 * x, axis=1), x[:, 0]], 1), X),
     "logsumexp": (jax.nn.logsumexp, X),
     "variance": (lambda x: jnp.var(x, 0), X),
     "sines": (lambda x: jnp.sin(x) + jnp.cos(x) * jnp.tanh(x) - jnp.arctan(x), X),
@@ -124,6 +153,8 @@ OPAQUE = {
     "argmax": (lambda x: jnp.argmax(x, 1), X),
     "random_bits": (lambda k: jax.random.normal(jax.random.split(k)[1], (3,)), KEY),
     "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), X),
+    "nextafter": (lambda x: lax.nextafter(x, x + 1), X),
+    "round": (lambda x: lax.round(2 * x), X),
     "div": (lambda x: x // 2 % 3, jnp.arange(-3, 3)),
 }
 EVERY = FUNCTIONS | OPAQUE
@@ -137,7 +168,8 @@ def read():
 def assert_close(found, wanted):
     for one, other in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
         assert np.shape(one) == other.shape
-        scale = max(1.0, float(np.abs(np.asarray(other)).max(initial=0)))
+        scale = max(1.0, float(np.abs(np.asarray(other)).astype(float).max(initial=0)))
+        scale *= np.asarray(other).dtype.kind not in "biu"
         np.testing.assert_allclose(
             np.asarray(one, "float64"), np.asarray(other, "float64"), 0, 1e-6 * scale
         )
@@ -150,7 +182,10 @@ def run_all(**columns):
     def whole(a):
         return [{n: f(*a[n]) for n, f in own.items()} for own in columns.values()]
 
-    return dict(zip(columns, jax.jit(whole)(args), strict=True))
+    # LLVM would take most of the test's time.
+    quick = {"xla_backend_optimization_level": 0}
+    compiled = jax.jit(whole).lower(args).compile(compiler_options=quick)
+    return dict(zip(columns, compiled(args), strict=True))
 
 
 @pytest.mark.acceptance("sdfg", 1)
@@ -277,6 +312,20 @@ def test_a_window_reads_all_of_its_elements():
     large = lambda x: lax.reduce_window(x, 0.0, lax.add, (8, 8), (1, 1), "VALID")  # noqa: E731
     program = ir.from_jax(large, jnp.zeros((8, 9)))
     assert program.words() == {"opaque reduce_window_sum": 72 + 2}
+
+
+def test_copies_are_told_from_maps_and_lone_tasklets():
+    assert ir.from_jax(lambda x: x.T, X).words() == {"copy": 48}
+    assert ir.from_jax(lambda x: x[0, 0] + 1, X).words() == {"map": 2}
+    made = ir.Builder("copies")
+    made.array("A", 4)
+    made.array("B", 4)
+    with made.map(i="0:4"):
+        made.tasklet("to = of", of="A[i]", to="B[i]")
+    with made.map(i="0:4"):
+        made.tasklet("o = i", o="A[i]")
+    found = [(each.kind, each.words) for each in made.build().movement()]
+    assert found == [("copy", 4), ("copy", 4), ("map", 4)]
 
 
 def test_words_of_scans_are_of_all_trips():
