@@ -38,7 +38,8 @@ def compress_between(model: Model, codec: "Codec", stages: int) -> Model:
         )
     like = next(iter(kernels.values()))
     made = _Between(model, codec, range(coded[0], stages), like)
-    return model._replace(init=made.init, cut=made.cut, added=(*model.added, CODECS))
+    added = *model.added, CODECS
+    return model._replace(init=made.init, apply=made.apply, cut=made.cut, added=added)
 
 
 class _Between(NamedTuple):
@@ -58,6 +59,10 @@ class _Between(NamedTuple):
         )
         return ({**params, CODECS: {STAGES: own}} if own else params), state
 
+    def apply(self, params: Any, state: Any, x: Any, **options: Any) -> Any:
+        """Computes the network in one piece, which sends nothing."""
+        return self.model.apply(_without(params), state, x, **options)
+
     def cut(self) -> Cut:
         """Returns the network's parts, which are not given what the codec learns."""
         cut = self.model.cut()  # pyrefly: ignore[not-callable]
@@ -74,10 +79,12 @@ class _Between(NamedTuple):
             between=own,
         )
 
-    def encode(self, rest: Any, y: Any, stage: Any, key: jax.Array) -> Any:
+    def encode(
+        self, rest: Any, y: Any, stage: Any, key: jax.Array, sent: Any = None
+    ) -> Any:
         """Returns the code of what a stage is sent; devices draw other places."""
-        if not self.codec.draws:
-            return self.codec.encode(y, self.given(rest, stage))
+        if sent is not None or not self.codec.draws:
+            return self.codec.encode(y, {**self.given(rest, stage), "sent": sent})
         key = jax.random.fold_in(derive(key, f"{CODECS}/{STAGES}"), stage)
         for axis in sorted(varying_axes(y)):
             key = jax.random.fold_in(key, lax.axis_index(axis))

@@ -39,7 +39,8 @@ class Codec(Config):
     """What all codecs have in common; by itself it changes nothing: `Identity`.
 
     `given` are the codec's own parameters of one layer, as `init` draws them, and
-    `{"key": key}` of those that draw.
+    `{"key": key}` of those that draw. Where a backward pass encodes again what was sent
+    to a stage, `given["sent"]` is that code without its floating-point arrays.
 
     Attributes:
       start: the first layer of a stack whose sums are compressed, of those before it
@@ -174,7 +175,8 @@ class Codec(Config):
 
         To those alone whose first layer is `start` or a later one. What the codec
         learns is `codecs/stages/<name>`, with a row for each of these stages. Slopes of
-        entries are of what was sent, whose places the sender knows.
+        entries are of what was sent, whose places the sender keeps. Outside of stages
+        it is the network without a codec.
 
         Args:
           model: with a `cut` and a stack of layers.
@@ -227,10 +229,10 @@ class Autoencoder(Codec):
         return _codes.draw_autoencoder(key, width, self.d, dtype)
 
     def encode(self, y: "jax.Array", given: Any) -> Any:
-        """Returns `[..., d]`."""
+        """Returns `[..., d]`, accumulated in float32, of y's dtype."""
         from hpcjax.compress import _codes
 
-        return _codes.project(y, given["encoder"])
+        return _codes.project(y, given["encoder"]).astype(y.dtype)
 
     def decode(self, code: Any, like: Any, given: Any) -> "jax.Array":
         """Returns code W_dᵀ."""
@@ -318,6 +320,9 @@ class Entries(Codec):
         from hpcjax.compress import _codes
 
         self.check_entries(y.shape)
+        if given.get("sent") is not None:
+            places = given["sent"][1]
+            return y.reshape(-1)[places], places
         return _codes.choose_entries(y, self.k, given.get("key"))
 
     def decode(self, code: Any, like: Any, given: Any) -> "jax.Array":

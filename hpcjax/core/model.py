@@ -130,14 +130,16 @@ class Between(NamedTuple):
     that is sent a code.
 
     Attributes:
-      encode: `(rest, y, stage, key) -> code`, any tree of arrays.
+      encode: `(rest, y, stage, key, sent=None) -> code`, any tree of arrays. In a
+        backward pass `sent` is the code of the forward one, without its floating-point
+        arrays, whose places the code has again.
       decode: `(rest, code, like, stage) -> y`, of shape and dtype of `like`.
       coded: the first stage that is sent one.
       through: whether slopes pass as if nothing had been encoded.
       skips: whether validation does without.
     """
 
-    encode: Callable[[Any, Any, Any, Any], Any]
+    encode: Callable[..., Any]
     decode: Callable[[Any, Any, Any, Any], Any]
     coded: int = 1
     through: bool = False

@@ -236,8 +236,7 @@ class TrainingConfig(Config):
     @property
     def _stages(self) -> int:
         """How many stages of a pipeline send each other activations; 0 without one."""
-        stages = getattr(self.parallel, "stages", 1)
-        return stages if stages > 1 and self.parallel.tensor == 1 else 0
+        return getattr(self.parallel, "sends", 0)
 
     def labels(self) -> "Labels":
         """Returns the numbers of the steps, and of those that a validation follows."""

@@ -16,8 +16,6 @@ from .parameters import batch_sharding as batch_sharding
 from .parameters import parameter_shardings as parameter_shardings
 from .parameters import rules as rules
 from .pipeline import Pipelined as Pipelined
-from .pipeline import StageFunctions as StageFunctions
-from .pipeline import Visit as Visit
 from .pipeline import pipelined_value_and_grad as pipelined_value_and_grad
 from .pipeline_config import PipelineConfig as PipelineConfig
 from .pipelined import spread_blocks as spread_blocks
@@ -35,6 +33,8 @@ from .schedules import one_f_one_b as one_f_one_b
 from .schedules import validate as validate
 from .schedules import zero_bubble_h1 as zero_bubble_h1
 from .spatial_config import SpatialConfig as SpatialConfig
+from .stage_functions import StageFunctions as StageFunctions
+from .stage_functions import Visit as Visit
 from .staged import averaged_value_and_grad as averaged_value_and_grad
 from .staged import staged_value_and_grad as staged_value_and_grad
 from .stages import STAGE_AXIS as STAGE_AXIS

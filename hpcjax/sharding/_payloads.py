@@ -6,7 +6,7 @@ and, if some stages are sent whole inputs, `WHOLE`.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,7 @@ from hpcjax.core.errors import ConfigError
 from hpcjax.core.varying import vary
 from hpcjax.sharding._pipeline_plan import Branch
 from hpcjax.sharding.schedules import Schedule
-
-if TYPE_CHECKING:
-    from hpcjax.sharding.pipeline import StageFunctions
+from hpcjax.sharding.stage_functions import StageFunctions
 
 UP, DOWN = "up", "down"
 CODE, WHOLE = "code", "whole"
@@ -28,7 +26,7 @@ Pairs = list[tuple[int, int]]
 class Payloads:
     """What an op of a stage is given, and what it sends."""
 
-    def __init__(self, functions: "StageFunctions", axes: tuple[str, ...]) -> None:
+    def __init__(self, functions: StageFunctions, axes: tuple[str, ...]) -> None:
         self._functions, self._axes = functions, axes
         self.encode: Any = functions.encode
         self.decode: Any = functions.decode
@@ -39,6 +37,11 @@ class Payloads:
         if self.coded is None:
             return x
         slope = x if self._functions.through else _split_floats(code)[0]
+        if not jax.tree.leaves(slope):
+            raise ConfigError(
+                "no slope passes a code without floating-point arrays: set through, or "
+                f"send some: got {[str(leaf.dtype) for leaf in jax.tree.leaves(code)]}"
+            )
         whole = {WHOLE: x} if self.coded > 1 else {}
         return {UP: {**whole, CODE: code}, DOWN: {**whole, CODE: slope}}
 
@@ -55,9 +58,17 @@ class Payloads:
             return payload
         return payload.get(CODE if branch.decodes else WHOLE, ())
 
+    def kept(self, sent: Any) -> Any:
+        """Returns what a stage keeps of the code that it has sent; () for nothing."""
+        if self.coded is None or self._functions.through:
+            return ()
+        return jax.tree.map(
+            lambda leaf: None if _passes(leaf) else leaf, sent[UP][CODE]
+        )
+
     def slope(self, branch: Branch, payload: Any) -> Any:
-        """Returns the slope of what a stage has sent; of a loss there is none."""
-        if self.coded is None or branch.last:
+        """Returns the slope of what a stage has sent."""
+        if self.coded is None:
             return payload
         return payload[CODE if branch.encodes else WHOLE]
 
@@ -140,14 +151,16 @@ class Payloads:
 def _split_floats(tree: Any) -> tuple[list[Any], list[Any]]:
     """Returns the floating leaves, and all leaves with None for each of these."""
     leaves = jax.tree.leaves(tree)
-    kinds = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
-    floats = [leaf for leaf, own in zip(leaves, kinds, strict=True) if own]
-    return floats, [
-        None if own else leaf for leaf, own in zip(leaves, kinds, strict=True)
-    ]
+    floats = [leaf for leaf in leaves if _passes(leaf)]
+    return floats, [None if _passes(leaf) else leaf for leaf in leaves]
 
 
-def check_codes(schedule: Schedule, functions: "StageFunctions") -> None:
+def _passes(leaf: Any) -> bool:
+    """Says whether a leaf has a slope."""
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def check_codes(schedule: Schedule, functions: StageFunctions) -> None:
     """Raises ConfigError for codes that a schedule's stages cannot send each other."""
     if (functions.encode is None) != (functions.decode is None):
         raise ConfigError("encode and decode go together: got one of them")

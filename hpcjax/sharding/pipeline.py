@@ -18,7 +18,6 @@ References:
   Huang et al., GPipe, NeurIPS 2019, section 2.3 (recomputation).
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -31,24 +30,8 @@ from hpcjax.core.varying import vary, vary_like
 from hpcjax.sharding._payloads import DOWN, UP, Payloads, check_codes
 from hpcjax.sharding._pipeline_plan import Branch, plan_program
 from hpcjax.sharding.schedules import Schedule
+from hpcjax.sharding.stage_functions import StageFunctions, Visit
 from hpcjax.sharding.stages import STAGE_AXIS, STAGES, stage_rows, sum_replicas
-
-
-class Visit(NamedTuple):
-    """A micro-batch passing a stage: what stage functions know besides their input.
-
-    Attributes:
-      batch: the rows of the micro-batch, available at every stage. They may include
-        keys for dropout as `key_data`; the recomputation then draws the same masks.
-      stage: number of the stage, int32, from which keys can be derived.
-      micro_batch: number of the micro-batch, int32.
-      taps: taps for the layers of this stage, or None.
-    """
-
-    batch: Any
-    stage: jax.Array
-    micro_batch: jax.Array
-    taps: Any = None
 
 
 class Pipelined(NamedTuple):
@@ -64,37 +47,6 @@ class Pipelined(NamedTuple):
     value: jax.Array
     grads: Any
     taps: Any
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StageFunctions:
-    """A model cut into stages, as three functions.
-
-    They must not communicate over the pipeline's axis.
-
-    Attributes:
-      first: `(params, visit) -> x`, run before the first stage. Its parameters are all
-        that do not belong to stages.
-      stage: `(params, x, visit) -> x`, with output of the same shapes and dtypes as the
-        input, and the parameters of one stage.
-      last: `(params, x, visit) -> loss`, run after the last stage, a mean over the
-        micro-batch. Its parameters are those of `first`, so that both may use a tied
-        table.
-      encode: `(params, y, visit) -> code`, what a stage sends up for its output, any
-        tree of arrays; None sends the output. Its parameters are those of `first`.
-      decode: `(params, code, visit) -> x`, the input of the next stage.
-      coded: the first stage that is sent a code, at least 1.
-      through: whether the slope of x is sent down and taken for that of y, as if it had
-        not been encoded; if not, the slope of the code's floating-point leaves is.
-    """
-
-    first: Callable[[Any, Visit], Any]
-    stage: Callable[[Any, Any, Visit], Any]
-    last: Callable[[Any, Any, Visit], Any]
-    encode: Callable[[Any, Any, Visit], Any] | None = None
-    decode: Callable[[Any, Any, Visit], Any] | None = None
-    coded: int = 1
-    through: bool = False
 
 
 def pipelined_value_and_grad(
@@ -129,8 +81,8 @@ def pipelined_value_and_grad(
         none of its stages behind the first. When called: an axis is not in the mesh;
         the number of devices or stages is not the schedule's; leaves of the batch
         differ in rows or have none, or the number of micro-batches does not divide
-        them; a stage's output, or what decodes, is not like its input; or the loss is
-        not a floating-point scalar.
+        them; a stage's output, or what decodes, is not like its input; no slope passes
+        a code; or the loss is not a floating-point scalar.
 
     Examples:
       >>> from jax.sharding import PartitionSpec as P
@@ -172,6 +124,7 @@ class _Carry(NamedTuple):
       inputs: inputs of stages, kept for the backward ops, likewise.
       slopes: gradients of stages' outputs, kept for `W` ops, likewise; () without
         these.
+      sent: what is kept of codes that were sent, likewise.
       value: sum of losses so far.
       sums: sums of gradients so far: of other parameters, stages' parameters, and taps.
     """
@@ -179,6 +132,7 @@ class _Carry(NamedTuple):
     inbox: Any
     inputs: Any
     slopes: Any
+    sent: Any
     value: Any
     sums: tuple[Any, Any, Any]
 
@@ -222,6 +176,7 @@ class _Pipe:
             inbox=_buffers(shapes, inbox),
             inputs=_buffers(up, saved),
             slopes=_buffers(down, saved) if self.split else (),
+            sent=_buffers(self.payloads.kept(shapes), saved),
             value=_wide_zeros(loss),
             # Typed like the parameters, for what is cut over further axes differs.
             sums=jax.tree.map(
@@ -264,7 +219,8 @@ class _Pipe:
             lambda source, inbox, came: _put(inbox, row[source], came),
             self._send,
         )
-        return carry._replace(inbox=inbox, value=value, sums=sums), None
+        sent = _put(carry.sent, row["save_input"], self.payloads.kept(result))
+        return carry._replace(inbox=inbox, sent=sent, value=value, sums=sums), None
 
     def _send(self, result: Any, pairs: list[tuple[int, int]]) -> Any:
         """Returns what the neighbour has computed at this tick, zeros without one."""
@@ -301,6 +257,8 @@ class _Pipe:
         chunk, number = row["chunk"], row["micro_batch"]
         mine = rest, _take(stages, chunk), taps
         visit = Visit(_take(batch, number), row["stage"], number)
+        if branch.encodes and branch.kind != "F":
+            visit = visit._replace(sent=_take(carry.sent, row["saved"]))
         pay, forward = self.payloads, functools.partial(self._forward, visit)
         if branch.kind == "F":
             made = forward(branch, mine, pay.given(branch, pay.going(UP, received)))

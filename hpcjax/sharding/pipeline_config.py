@@ -35,6 +35,11 @@ class PipelineConfig(Config):
     schedule: Literal["gpipe", "one_f_one_b", "zero_bubble_h1"] = "one_f_one_b"
     tensor: Size = 1
 
+    @property
+    def sends(self) -> int:
+        """How many stages send each other whole activations; 0 for none."""
+        return self.stages if self.stages > 1 and self.tensor == 1 else 0
+
     def check_run(self, devices: int, batch_size: int, accumulate: int = 1) -> None:
         """Raises ConfigError if devices cannot share out the model, or a batch.
 

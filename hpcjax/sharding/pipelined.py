@@ -19,12 +19,9 @@ from hpcjax.core.scored import divide
 from hpcjax.core.shards import Part, Specs
 from hpcjax.core.varying import vary
 from hpcjax.sharding.cuts import cut_decoder
-from hpcjax.sharding.pipeline import (
-    StageFunctions,
-    Visit,
-    pipelined_value_and_grad,
-)
+from hpcjax.sharding.pipeline import pipelined_value_and_grad
 from hpcjax.sharding.schedules import Schedule
+from hpcjax.sharding.stage_functions import StageFunctions, Visit
 from hpcjax.sharding.stages import STAGE_AXIS, STAGES
 from hpcjax.sharding.tensor3d import COL_AXIS, RULES, check_layers
 from hpcjax.sharding.ticks import IDLE, tick_table
@@ -205,7 +202,8 @@ class _Split(NamedTuple):
         def encode(rest: Any, y: Any, visit: Visit) -> Any:
             own = jax.random.wrap_key_data(bits, impl=kind)
             own = jax.random.fold_in(own, visit.micro_batch)
-            return between.encode(self._join(rest), y, visit.stage + 1, own)
+            to = visit.stage + 1
+            return between.encode(self._join(rest), y, to, own, visit.sent)
 
         def decode(rest: Any, code: Any, visit: Visit) -> Any:
             like = jax.eval_shape(functions.first, rest, visit)

@@ -274,3 +274,22 @@ def test_what_is_learnt_lies_beside_the_layers_from_start_on():
         )
     )
     assert ours == wanted
+
+
+@pytest.mark.acceptance("mpcompress", 5)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        *(Identity(), Autoencoder(d=3), Quantizer(bits=4)),
+        *(TopK(k=7), RandomK(k=7)),
+    ],
+)
+def test_codes_have_the_bytes_that_are_told_in_every_dtype(codec, dtype):
+    def code(key):
+        y = jnp.zeros(SHAPE, dtype)
+        return codec.encode(y, codec.init(key, SHAPE[-1]) | {"key": key})
+
+    found = jax.tree.leaves(jax.eval_shape(code, jax.random.key(0)))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in found)
+    assert size == codec.wire_bytes(SHAPE, dtype, where="pipeline")

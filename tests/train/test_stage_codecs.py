@@ -82,6 +82,61 @@ def test_an_autoencoder_between_stages_trains_as_on_one_device(schedule):
     assert sums == pytest.approx(whole, rel=1e-5)
 
 
+def test_outside_of_stages_the_network_runs_without_its_codec():
+    coded = network()
+    params, state = jax.eval_shape(coded.init, jax.random.key(0))
+    tokens = jax.ShapeDtypeStruct((2, CONTEXT), "int32")
+    run = functools.partial(coded.apply, train=False)
+    found, _ = jax.eval_shape(run, params, state, tokens)
+    assert found.shape == (2, CONTEXT, TOKENS)
+    assert "codecs" in params
+
+
+def test_devices_draw_places_of_their_own_and_send_them_once():
+    """A backward pass takes those that were sent, without a key."""
+    encode = network(RandomK(k=5, grad="masked")).cut().between.encode
+    y = jax.random.normal(jax.random.key(1), (4, 2, 8))
+
+    def both(y):
+        code = encode({}, y, 1, jax.random.key(2))
+        return code[1], *encode({}, 2 * y, 1, None, (None, code[1]))
+
+    mesh = sharding.make_mesh({"data": 2})
+    spec = jax.sharding.PartitionSpec("data")
+    mapped = jax.shard_map(both, mesh=mesh, in_specs=spec, out_specs=spec)
+    sent, values, again = map(np.asarray, jax.jit(mapped)(y))
+    np.testing.assert_array_equal(again, sent)
+    first, second = np.split(sent, 2)
+    assert set(first) != set(second)
+    rows = (2 * np.asarray(y)).reshape(2, -1)
+    np.testing.assert_array_equal(values, [*rows[0, first], *rows[1, second]])
+
+
+@pytest.mark.slow
+def test_random_entries_fit_steps_and_validations_of_copies():
+    """By shapes: two copies of two stages."""
+    own = data.noise_tokens(ROWS, CONTEXT, TOKENS, seed=0)
+    model = network(RandomK(k=5, grad="masked"))
+    method = train.compose(
+        model,
+        own,
+        optim.SgdConfig(lr=0.5),
+        parallel=dataclasses.replace(PIPE, schedule="zero_bubble_h1"),
+        batch_size=ROWS,
+        steps=1,
+        devices=4,
+    )
+    task = train.supervised(model, method, own)
+    mesh = task.mesh(4)
+    state = train.init_state(task, 0, mesh)
+    batch = sharding.place_batch(own.train.gather(np.arange(ROWS)), mesh)
+    after, _ = jax.eval_shape(train.train_step(task, mesh, state), state, batch)
+    assert jax.tree.structure(after.params) == jax.tree.structure(state.params)
+    score = train.eval_step(task, mesh)
+    totals = jax.eval_shape(score, state.params, state.model_state, batch)
+    assert totals.count.shape == ()
+
+
 CONFIG = TrainingConfig(
     dataset=data.CharTextConfig(context=CONTEXT),
     model=LM,
