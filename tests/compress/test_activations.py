@@ -276,7 +276,6 @@ def test_what_is_learnt_lies_beside_the_layers_from_start_on():
     assert ours == wanted
 
 
-@pytest.mark.acceptance("mpcompress", 5)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     "codec",
