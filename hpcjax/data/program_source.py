@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import logging
 import pathlib
@@ -52,21 +53,21 @@ def read_texts(source: str) -> dict[str, bytes]:
       DataFormatError: the archive is damaged.
     """
     if source == "poj104":
-        return dict(_read_archive(_POJ104))
+        return {**_read_archive(_POJ104)}
     found = {path.name: path for path in sorted(pathlib.Path(source).glob("*.ll"))}
     if not found:
         raise DataMissing(f"there is no folder with files .ll at {source}")
     return {name: path.read_bytes() for name, path in found.items()}
 
 
-def _read_archive(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
+@functools.lru_cache(maxsize=1)  # seconds to unpack, for 12 MB
+def _read_archive(path: pathlib.Path) -> dict[str, bytes]:
     if hashlib.sha256(path.read_bytes()).hexdigest() != _SHA256:
         raise DataFormatError(f"{path}: expected the archive with SHA-256 {_SHA256}")
     try:
         with tarfile.open(path, "r:bz2") as archive:
-            for member in archive:
-                if file := archive.extractfile(member):
-                    yield member.name, file.read()
+            found = ((each.name, archive.extractfile(each)) for each in archive)
+            return {name: file.read() for name, file in found if file}
     except (tarfile.TarError, EOFError, OSError) as error:
         raise DataFormatError(f"{path}: expected a tar.bz2 archive: {error}") from error
 

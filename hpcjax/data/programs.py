@@ -100,6 +100,9 @@ class ProgramsConfig(Config):
         made = read_graphs(self.source, self.variables, self.limit, root)
         classes = read_classes(self.source, made) if whole else None
         found = make_examples(self, [*made.values()], classes)
+        rule = "task=algorithm needs two classes, the folders of files' sources"
+        good = not whole or len(found.classes) > 1
+        checks.require(good, rule, classes=found.classes)
         parts = found.parts
         train, held_out = parts[0], parts[2 if self.holdout == "test" else 1]
         rule = "there must be as many examples to train on as block, and one held out"

@@ -9,6 +9,8 @@ from hpcjax.core.config import Size, Within
 from hpcjax.core.objective import Objective
 from hpcjax.models.model_config import ModelConfig
 
+_READOUTS = {"programs": "vertex", "algorithms": "graph"}  # of objectives
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GgnnConfig(ModelConfig):
@@ -49,4 +51,10 @@ class GgnnConfig(ModelConfig):
     @classmethod
     def takes(cls, objective: Objective) -> bool:
         """Says whether it is of programs, or of their vertices."""
-        return objective.name in ("programs", "algorithms")
+        return objective.name in _READOUTS
+
+    def check_objective(self, objective: Objective) -> None:
+        """Raises ConfigError if logits are of something else than what is scored."""
+        wanted = _READOUTS[objective.name]
+        rule = f"model.readout must be {wanted} for what is learnt, {objective.name}"
+        checks.require(self.readout == wanted, rule, readout=self.readout)

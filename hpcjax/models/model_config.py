@@ -21,6 +21,9 @@ class ModelConfig(Config):
         del objective
         return True
 
+    def check_objective(self, objective: "Objective") -> None:
+        """Raises ConfigError if its values are not for an objective that it takes."""
+
     def make(
         self,
         inputs: tuple[int, ...],

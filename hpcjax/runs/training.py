@@ -284,6 +284,9 @@ class TrainingConfig(Config):
     def _check_objective(self) -> None:
         """Raises ConfigError if the model is not one for the data set."""
         if _fit(self.model, self.dataset):
+            asked = getattr(self.dataset, "objective", None)
+            if asked is not None and hasattr(self.model, "check_objective"):
+                self.model.check_objective(asked)
             return
         fitting = [
             f"model={name}"

@@ -14,7 +14,7 @@ from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
 from hpcjax.data import program_source
 from hpcjax.ir import programs
 from hpcjax.ir.programs import analyses
-from tests.ir.programs.modules import FIB
+from tests.ir.programs.modules import FIB, real
 from tests.train import tiny
 
 CONFIG = data.ProgramsConfig(
@@ -62,7 +62,7 @@ def test_an_example_is_what_the_analysis_says_of_its_root():
 
 
 def test_no_graph_is_in_two_parts_and_steps_are_bounded():
-    made = [*program_source.read_graphs("poj104", "ssa", 20, None).values()]
+    made = [*real()]
     parts = program_source.split_files(made, 0)
     assert sorted(n for part in parts for n in part) == list(range(len(made)))
     assert [len(part) for part in parts] == [12, 4, 4]
@@ -163,6 +163,25 @@ def test_f1_is_of_the_sums_of_parts():
         logits, y[..., None], -1
     ).squeeze(-1)
     np.testing.assert_allclose(told.sums["loss"], wanted[kept].sum(), rtol=1e-5)
+
+
+def test_of_the_first_five_are_the_largest_and_equal_ones_say_nothing():
+    rng = np.random.default_rng(0)
+    logits = rng.integers(0, 4, (3, 6, 9)).astype("f4")  # with many ties
+    y, scored = rng.integers(0, [[[9]], [[2]]], (2, 3, 6))
+    batch = {"y": y, "scored": scored.astype("f4"), "weight": np.array([1.0, 0, 2])}
+    told = metrics.class_totals(logits, batch)
+    weight = scored * batch["weight"][:, None]
+    place = (logits >= np.take_along_axis(logits, y[..., None], -1)).sum(-1)
+    assert told.sums["top5_error"] == (weight * (place > 5)).sum() > 0
+    plain = metrics.label_totals(logits, batch)
+    assert told.count == plain.count == weight.sum()
+    for name in ("loss", "error"):
+        assert told.sums[name] == plain.sums[name]
+    few = metrics.class_totals(np.zeros((1, 2, 4), "f4"), {"y": y[:1, :2] * 0})
+    assert few.sums["top5_error"] == 0
+    none = metrics.class_totals(np.zeros((1, 2, 6), "f4"), {"y": y[:1, :2] * 0})
+    assert none.sums["top5_error"] == 2
 
 
 def test_devices_have_unions_of_their_own_and_the_mean_is_of_all_vertices():
@@ -268,12 +287,16 @@ def test_classes_are_split_alike_and_dealt_out_anew_only_to_train_on(tmp_path):
         assert sorted(labels(found, 0)) == [0, 0, 0, 1, 1, 1, 2]
         assert [sorted(labels(found, part)) for part in (1, 2)] == [[0, 1]] * 2
     assert labels(plain, 0) != labels(mixed, 0)
+    for part in (1, 2):
+        assert labels(plain, part) == labels(mixed, part)
 
 
 def test_what_has_no_class_to_learn_is_refused(tmp_path):
     config = write_files(tmp_path / "a", ["a", "a", ""])
     with pytest.raises(DataFormatError, match=r"02\.ll has no class: .*ModuleID"):
         config.load()
+    with pytest.raises(ConfigError, match=r"two classes, .*classes=\('a',\)"):
+        write_files(tmp_path / "c", "aaaaaa").load()
     # The one file of b is a copy of one of a, with which it may be held out.
     config = write_files(tmp_path / "b", "abaa", shared=(0, 1))
     made = [

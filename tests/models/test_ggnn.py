@@ -1,5 +1,6 @@
 """The network of programs against a dense one that knows nothing of it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -283,5 +284,14 @@ def test_what_cannot_be_built_is_refused():
         models.ggnn((2,), 2, tables=(3, 4))
     with pytest.raises(core.ConfigError, match=r"take one of .*dataset=programs"):
         TrainingConfig(model=models.GgnnConfig())
+    whole, own = models.GgnnConfig(readout="graph"), data.ProgramsConfig()
+    with pytest.raises(core.ConfigError, match=r"be vertex .*programs: .*='graph'"):
+        TrainingConfig(dataset=own, model=whole)
+    own = dataclasses.replace(own, task="algorithm")
+    with pytest.raises(core.ConfigError, match=r"be graph .*algorithms: .*='vertex'"):
+        TrainingConfig(dataset=own, model=models.GgnnConfig())
+    TrainingConfig(dataset=own, model=whole)
+    with pytest.raises(core.ConfigError, match=r"algorithms, .*one of model=ggnn"):
+        TrainingConfig(dataset=own)
     with pytest.raises(core.ConfigError, match=r"programs is programs, .*model=ggnn"):
         TrainingConfig(dataset=data.ProgramsConfig())

@@ -106,6 +106,8 @@ def _read(content: bytes, span: _Span) -> Iterator[tuple[int, Any]]:
         first = at
         key, at = _read_varint(content, at, stop)
         value: Any = None
+        if not key >> 3:
+            raise ValueError(f"damaged at byte {first}: field 0")
         if key & 7 in (0, 2):
             value, at = _read_varint(content, at, stop)
         elif key & 7 not in _SIZES:
@@ -162,6 +164,10 @@ def from_json(content: str, name: str = "the file") -> ProgramGraph:
         rows = [tuple(n[key] for key in ("type", "text", "function")) for n in nodes]
         ends = ("flow", "position", "source", "target")
         edges = [tuple(link[key] for key in ends) for link in form["links"]]
+        forms = [(int, str, int)] * len(rows) + [(int,) * 4] * len(edges)
+        for row, types in zip([*rows, *edges], forms, strict=True):
+            if tuple(map(type, row)) != types:
+                raise ValueError(f"numbers must be integers, and text a string: {row}")
     except (ValueError, KeyError, TypeError) as error:
         told = f"{type(error).__name__}: {error}"
         raise DataFormatError(f"{name}: no node-link form: {told}") from error

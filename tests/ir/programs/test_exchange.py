@@ -172,10 +172,28 @@ def test_a_file_cut_anywhere_is_refused_and_names_the_byte():
             programs.from_proto(content[:size], "a.pb")
 
 
+ROOT = b"\x0a\x0c\x12\x0a[external]"
+MINUS_ONE = b"\xff" * 9 + b"\x01"
+
+
+def test_fields_of_others_are_passed_over_whatever_they_hold():
+    others = b"\x48" + MINUS_ONE  # 9, a number
+    others += b"\x51" + bytes(8) + b"\x5d" + bytes(4)  # 10 and 11, of fixed sizes
+    others += b"\x62\x02\x08\x07"  # 12, bytes
+    node, edge = b"\x12\x0a[external]", b"\x08\x01\x10\x02"
+    parts = [b"\x0a" + bytes([len(node + others)]) + node + others]
+    parts += [b"\x12" + bytes([len(edge + others)]) + others + edge]
+    found = programs.from_proto(others + b"".join(parts) + b"\x2a\x00" + others)
+    assert found.texts == ("[external]",)
+    assert found.edges(DATA) == [(2, 0, 0)]
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         (b"\x0b", "damaged at byte 0: wire type 3"),
+        (b"\x2a\x00\x00\x00", "damaged at byte 2: field 0"),
+        (ROOT + b"\x12\x0b\x10" + MINUS_ONE + b"\x2a\x00", "no graph of a program"),
         (b"\x80" * 11, "damaged at byte 0: a number of more than ten bytes"),
         (b"\x08\x01", "damaged: a number in the place of a message"),
         (b"\x0a\x02\x10\x01\x2a\x00", "damaged at byte 2: type of field 2"),
@@ -196,6 +214,8 @@ def test_json_that_is_no_graph_is_refused():
         ({"links": None}, "TypeError"),
         ({"nodes": form["nodes"][1:]}, "ids must be the numbers of vertices"),
         ({"links": [{"flow": 0}]}, "KeyError: 'position'"),
+        ({"links": [{**form["links"][0], "position": 1.5}]}, r"integers.*\(0, 1\.5"),
+        ({"nodes": [{**form["nodes"][0], "text": None}]}, "text a string"),
         ({"links": [{**form["links"][0], "target": 99}]}, "target must be in"),
         ({"links": [{**form["links"][0], "target": 2**40}]}, "no graph of a program"),
     ):

@@ -104,6 +104,20 @@ def test_an_invoke_calls_but_in_the_release_and_goes_on_at_two_places():
     ]
 
 
+PASSED = """
+declare i32 @h(ptr, i32)
+define i32 @f(i32 %a) {
+  %1 = call i32 @h(ptr @f, i32 %a)
+  ret i32 %1
+}
+"""
+
+
+def test_operands_are_counted_with_those_that_are_no_vertices():
+    found = named(programs.from_llvm_ir(PASSED), DATA)
+    assert found == [("call", "i32", 0), ("i32", "call", 1), ("i32", "ret", 0)]
+
+
 def test_the_contracted_graph_goes_from_maker_to_user():
     graph = programs.from_llvm_ir(FIB)
     small, kept = programs.cdfg(graph)
