@@ -447,7 +447,7 @@ def _evaluate(node: ast.expr, scope: Mapping[str, Any]) -> Any:
     match node:
         case ast.Constant(value=value):
             return _number(value)
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)):
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
             return _number(-value)
         case ast.Name(id=name):
             return scope[name] if name in scope else getattr(jnp, name)

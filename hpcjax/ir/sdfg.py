@@ -298,8 +298,9 @@ def moved(node: Node, values: Values, times: int = 1) -> Iterator[Traffic]:
         for _, each in node.graph.nodes():
             yield from moved(each, inner, times * node.times)
         return
-    library = isinstance(node, Code) and node.kind == "library"
-    kind = node.kind if isinstance(node, Code) and node.kind != "tasklet" else "map"
+    kind, code = "map", ""
+    if isinstance(node, Code) and node.kind != "tasklet":
+        kind, code = node.kind, node.code if node.kind == "library" else ""
     if all(_copies(each) for each, _ in codes(node)):
         kind = "copy"
     edges = (
@@ -309,7 +310,7 @@ def moved(node: Node, values: Values, times: int = 1) -> Iterator[Traffic]:
     )
     for data, writes, subset, ranges in dict.fromkeys(edges):
         words = times * count(ranges, subset, values)
-        yield Traffic(node.id, data, writes, words, node.code if library else "", kind)
+        yield Traffic(node.id, data, writes, words, code, kind)
 
 
 def _copies(code: Code) -> bool:
