@@ -368,7 +368,12 @@ def _check(
     if not inputs:
         return
     of_edges = config.layer == "gin" and graph.edge_features is not None
-    if owner is not None and not of_edges:
+    if owner is not None:
+        if of_edges:
+            raise ConfigError(
+                "model.layer=gin does not see features of edges of a graph in parts: "
+                "take gat, which does, or a graph without them"
+            )
         return
     if config.layer in ("sgc", *_WHOLE) or of_edges:
         raise ConfigError(

@@ -247,6 +247,11 @@ def test_what_is_refused_before_anything_is_compiled():
         score(make(1), {"features": x["features"][:2]})
     with pytest.raises(refused, match="sgc propagates without a layer"):
         make(layer="sgc")
+    edges = np.ones((len(dataset.graph.senders), 1), "f4")
+    seen = dataclasses.replace(dataset.graph, edge_features=edges)
+    given = {**dataset.given, "graph": seen, "devices": 2}
+    with pytest.raises(refused, match="graph in parts: take gat"):
+        models.GnnConfig(layer="gin").make(dataset.inputs, 3, **given)
     for fields in ({"stale": 1}, {"scheme": "allgather"}):
         with pytest.raises(refused, match="dataset=partitioned_vertices"):
             make(owner=None, **fields)
