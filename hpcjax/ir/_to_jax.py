@@ -330,8 +330,7 @@ class _Space:
             value = jnp.broadcast_to(value, self.shape)
             if left:
                 value = getattr(jnp, _REDUCE[memlet.wcr or "maximum"])(value, axis=left)
-            ranks = sorted(places)
-            value = value.transpose([ranks.index(place) for place in places])
+            value = value.transpose([sorted(places).index(place) for place in places])
         value = value.reshape([axis.size for axis in axes]).astype(array.dtype)
         split = array.reshape([axis.whole for axis in axes])
         if memlet.wcr:
