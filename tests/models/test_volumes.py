@@ -7,9 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
-from hpcjax import models
-from hpcjax.core import ConfigError
+from hpcjax import models, sharding
+from hpcjax.core import ConfigError, trees
+from hpcjax.models import _volume_unet
+from hpcjax.models.modules import FLOAT32
 
 
 @pytest.mark.acceptance("hybrid3dcnn", 5)
@@ -68,3 +71,46 @@ def test_dropout_needs_a_key_and_is_of_the_row():
 def test_wrong_sizes_are_told(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+def test_a_level_of_the_unet_in_blocks_gives_what_the_whole_gives():
+    axis = sharding.SPACE_AXES[0]
+    mesh, blocks = sharding.make_mesh({axis: 2}), PartitionSpec(None, axis)
+    keys = jax.random.split(jax.random.key(0), 3)
+    low, skip, slope = (
+        jax.random.normal(key, (1, side, side, side, channels))
+        for key, side, channels in zip(keys, (2, 4, 4), (2, 3, 3), strict=True)
+    )
+
+    def level(space):
+        return models.from_nnx(
+            lambda: _volume_unet._Up(2, 3, "up_0", None, FLOAT32),
+            call=lambda module, x, *, train, key: module(*x, train=train, space=space),
+        )
+
+    params, state = level(()).init(keys[0])
+
+    def run(space, params, low, skip, slope):
+        def loss(params):
+            y, new = level(space).apply(params, state, (low, skip), train=True)
+            return jnp.mean(y * slope), (y, new)
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    def in_blocks(params, *rest):
+        local = jax.lax.pcast(params, axis, to="varying")
+        slopes, (y, new) = run((axis, None, None), local, *rest)
+        return jax.lax.pmean(slopes, axis), (y, new)
+
+    rows = PartitionSpec(), blocks, blocks, blocks
+    mapped = jax.shard_map(
+        in_blocks,
+        mesh=mesh,
+        in_specs=rows,
+        out_specs=(rows[0], (blocks, rows[0])),
+    )
+    ours = jax.jit(mapped)(params, low, skip, slope)
+    theirs = jax.jit(functools.partial(run, ()))(params, low, skip, slope)
+    for path, leaf in trees.flatten(theirs).items():
+        found = trees.flatten(ours)[path]
+        np.testing.assert_allclose(found, leaf, rtol=1e-4, atol=1e-5, err_msg=path)
