@@ -47,7 +47,7 @@ class KnnDigitsConfig(Config):
           >>> len(digits.train), len(digits.validation), digits.graph.features.shape
           (180, 1617, (1797, 64))
         """
-        from scipy.spatial import cKDTree
+        from scipy.spatial import KDTree
 
         from hpcjax import graphs
 
@@ -57,7 +57,7 @@ class KnnDigitsConfig(Config):
         rule = f"neighbours must be fewer than the {count} scans"
         checks.require(self.neighbours < count, rule, neighbours=self.neighbours)
         # Of a scan that is there twice, its own place may not be the first.
-        near = cKDTree(x).query(x, self.neighbours + 1)[1]
+        near = KDTree(x).query(x, self.neighbours + 1)[1]
         own = near == np.arange(count)[:, None]
         own[~own.any(1), -1] = True
         ends = near[~own], np.repeat(np.arange(count), self.neighbours)
@@ -65,5 +65,6 @@ class KnnDigitsConfig(Config):
         order = np.random.Generator(np.random.Philox(self.draw_seed)).permutation(count)
         chosen, rest = np.split(order, [round(self.labelled * count)])
         rule = "labelled must leave scans to train on, and others"
-        checks.require(len(chosen) and len(rest), rule, labelled=self.labelled)
+        good = 0 < len(chosen) < count
+        checks.require(good, rule, labelled=self.labelled)
         return vertex_dataset(graph, labels, np.sort(chosen), np.sort(rest))

@@ -29,7 +29,7 @@ class _Form(NamedTuple):
     hidden: tuple[int, int]  # of the fully connected layers
     slope: float  # of LeakyReLU below zero
     dropout: float  # the probability that an element is dropped
-    pool: tuple[int, str, int]  # window, kind, padding
+    pool: tuple[int, Literal["max", "mean"], int]  # window, kind, padding
     bias: bool  # of convolutions
     first_bias: float  # of fully connected layers
     bounded: bool  # whether outputs are 1.2 tanh
@@ -103,7 +103,7 @@ class _CosmoFlow(nnx.Module):
         sizes = [points * plan[-1].outputs, *sizes, outputs]
         for number in range(3):
             dense = Dense(*sizes[number : number + 2], initializer=start, policy=policy)
-            if form.first_bias:
+            if form.first_bias and dense.bias is not None:
                 constant = nnx.initializers.constant(form.first_bias)
                 dense.bias.set_metadata(initializer=constant)
             setattr(self, f"fc_{number + 1}", dense)
