@@ -28,7 +28,7 @@ class Config(config.Config):
       seed: is not used.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {}
+    smoke: ClassVar[Mapping[str, str]] = {"variables": "per_use"}
     figures: ClassVar[Mapping[str, str]] = {
         "instructions variables constants": ": vertices",
         "control data call": ": edges",

@@ -358,7 +358,9 @@ def _compose(
     network = cfg.model
     if hasattr(cfg.parallel, "cut_model"):
         network = cfg.parallel.cut_model(network, dataset.objective)
-    given = {**dataset.given, "devices": devices}
+    given = dataset.given
+    if dataset.owner is not None:  # parts lie on devices
+        given |= {"devices": devices}
     model = network.make(dataset.inputs, dataset.outputs, policy, **given)
     stacks = getattr(cfg.model, "stacks", ())
     if cfg.sharing is not None:
