@@ -32,7 +32,7 @@ ROWS, DEVICES = len(WEIGHTS), (1, 4)
 # One of each objective; a new one is found by the test below.
 QUICK = (
     *("digits", "python-reference", "kjv-masked", "phantoms", "clicks"),
-    *("lorenz96", "heat", "karate"),
+    *("lorenz96", "heat", "karate", "universes", "phantoms-volumes"),
 )
 
 
