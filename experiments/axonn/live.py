@@ -119,7 +119,9 @@ def run(cfg: Config, ctx: "runs.Context") -> dict[str, Any]:
         spans_and_fields.draw_timelines(bars), ctx.directory.path / "timeline.png"
     )
     far = {
-        name: np.array([max(own[name][order] for own in found) for order in ORDERS])
+        name: np.array(
+            [np.max([own[name][order] for own in found]) for order in ORDERS]
+        )
         for name in ("distance", "summed")
     }
     return {"seconds": seconds, "simulated": simulated, "idle": idle, **far}

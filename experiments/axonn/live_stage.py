@@ -87,7 +87,7 @@ class _Stage:
         gradient = self._work.take_gradient()
         for told, scale in ((self.distance, 1), (self.summed, count)):
             away = abs(np.asarray(scale * gradient - self._wanted)).max()
-            told[order] = max(told[order], float(away))
+            told[order] = float(np.maximum(told[order], away))  # NaN stays
         return [
             [span.start, span.end, span.work.kind, span.work.micro_batch]
             for span in pipeline.spans

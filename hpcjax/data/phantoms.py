@@ -2,8 +2,8 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt8
@@ -63,17 +63,8 @@ class PhantomsConfig(Config):
           (24, 8, (32, 32, 1))
         """
         del root
-        parts = []
-        for numbers in split(self.patients, self.validation, self.draw_seed):
-            volumes = [
-                phantom(int(n), self.slices, self.size, self.noise, self.draw_seed)
-                for n in numbers
-            ]
-            images, masks = (np.concatenate(p) for p in zip(*volumes, strict=True))
-            parts.append((images[..., None], masks.astype(np.int32)))
         return images_dataset(
-            parts[0],
-            parts[1],
+            *_draw_parts(self, self.slices, np.concatenate),
             outputs=CLASSES,
             limit=None,
             objective=SEGMENTATION,
@@ -112,17 +103,31 @@ class PhantomVolumesConfig(Config):
           (8, 32, 32, 1)
         """
         del root
-        parts = []
-        for numbers in split(self.patients, self.validation, self.draw_seed):
-            volumes = [
-                phantom(int(n), self.depth, self.size, self.noise, self.draw_seed)
-                for n in numbers
-            ]
-            images, masks = (np.stack(part) for part in zip(*volumes, strict=True))
-            parts.append((images[..., None], masks.astype(np.int32)))
         return images_dataset(
-            *parts, outputs=CLASSES, limit=None, objective=VOLUME_SEGMENTATION
+            *_draw_parts(self, self.depth, np.stack),
+            outputs=CLASSES,
+            limit=None,
+            objective=VOLUME_SEGMENTATION,
         )
+
+
+def _draw_parts(
+    config: PhantomsConfig | PhantomVolumesConfig,
+    slices: int,
+    join: Callable[[Sequence[np.ndarray]], np.ndarray],
+) -> tuple[Any, Any]:
+    """Returns images and masks of the patients to train on, and of the others."""
+
+    def draw(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        volumes = [
+            phantom(int(n), slices, config.size, config.noise, config.draw_seed)
+            for n in numbers
+        ]
+        images, masks = (join(part) for part in zip(*volumes, strict=True))
+        return images[..., None], masks.astype(np.int32)
+
+    train, held_out = split(config.patients, config.validation, config.draw_seed)
+    return draw(train), draw(held_out)
 
 
 def phantom(
