@@ -15,6 +15,7 @@ import statistics
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from typing import Literal, final, get_args
 
@@ -130,6 +131,10 @@ class Watchdog:
                 return
 
     def _abort(self) -> None:
+        # The main thread's apart: faulthandler stops after a hundred threads, of which
+        # the oldest comes last.
+        main = sys._current_frames()[threading.main_thread().ident or 0]
+        print(*traceback.format_stack(main), sep="", end="", file=sys.stderr)
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         print(f"error: {self.describe_stall()}", file=sys.stderr, flush=True)
         # The first process that exits ends the others: give them time for their

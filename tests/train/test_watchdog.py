@@ -1,4 +1,5 @@
 import os
+import threading
 import time
 
 import pytest
@@ -36,6 +37,22 @@ def test_a_run_that_stands_still_is_ended_and_says_who(tmp_path, ticking, capfd)
     assert "step stands still for" in err
     assert "process 2 is behind at 6" in err
     assert "test_watchdog.py" in err  # the stack of the main thread
+
+
+def test_where_the_main_thread_waits_is_told_of_any_number_of_threads(
+    tmp_path, ticking, capfd
+):
+    """faulthandler tells of a hundred, the newest first."""
+    end = threading.Event()
+    others = [threading.Thread(target=end.wait, daemon=True) for _ in range(120)]
+    for other in others:
+        other.start()
+    watched = Watchdog(tmp_path, 0, 0.001)
+    watched.expect("step")
+    let_pass(watched, 4)
+    end.set()
+    assert ticking == [7]
+    assert "in test_where_the_main_thread_waits" in capfd.readouterr().err
 
 
 class Ticks:
