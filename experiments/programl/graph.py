@@ -13,7 +13,7 @@ from hpcjax.core.errors import DataMissing
 if TYPE_CHECKING:
     from hpcjax.ir.programs import ProgramGraph
 
-_FORMS = (".pb", ".json")
+_FORMS = (".pb", ".json", ".mmd")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,8 @@ class Config(config.Config):
     Attributes:
       source: a file of LLVM-IR; of the reference's messages, `.pb`, or node-link form,
         `.json`; "-" for LLVM-IR on standard input; "poj104" for its first program.
-      write: a file `.pb` or `.json` that the graph is written into; none for no file.
+      write: a file that the graph is written into, `.pb`, `.json` or, as a flow chart
+        of Mermaid, `.mmd`; none for no file.
       variables: see `ir.programs.from_llvm_ir`.
       seed: is not used.
     """
@@ -48,19 +49,24 @@ class Config(config.Config):
 def run(cfg: Config, ctx: "runs.Context | None") -> "runs.Dataset":
     """Reads a graph, writes it if that is asked for, and counts what it has."""
     del ctx
-    from hpcjax.ir import programs
-
     graph = _read(cfg)
     if cfg.write:
-        binary = cfg.write.endswith(".pb")
-        content = programs.to_proto(graph) if binary else graph.to_json()
-        files.write_atomic(pathlib.Path(cfg.write), content)
+        path = pathlib.Path(cfg.write)
+        files.write_atomic(path, _content(graph, path.suffix))
     names = ("instructions", "variables", "constants")
     found = {name: graph.count(kind) for kind, name in enumerate(names)}
     found |= {
         flow: len(graph.edges(n)) for n, flow in enumerate(("control", "data", "call"))
     }
     return runs.measured({name: ((), value) for name, value in found.items()})
+
+
+def _content(graph: "ProgramGraph", form: str) -> bytes | str:
+    from hpcjax.ir import programs
+
+    if form == ".pb":
+        return programs.to_proto(graph)
+    return graph.to_json() if form == ".json" else graph.to_mermaid()
 
 
 def _read(cfg: Config) -> "ProgramGraph":

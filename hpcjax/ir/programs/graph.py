@@ -22,6 +22,8 @@ FLOWS = ("control", "data", "call")
 CONTROL = 0
 DATA = 1
 CALL = 2
+_SHAPES = (("[", "]"), ("(", ")"), ("{{", "}}"))  # of kinds in a flow chart
+_ARROWS = ("-->", "-.->", "==>")  # of flows
 EXTERNAL = "[external]"  # who calls
 UNDEFINED = "; undefined function"  # one that is only declared
 
@@ -116,6 +118,26 @@ class ProgramGraph:
         ]
         form = {"directed": True, "multigraph": True, "graph": {}}
         return json.dumps({**form, "nodes": nodes, "links": links})
+
+    def to_mermaid(self) -> str:
+        """Returns a flow chart of the graph, as Markdown's viewers draw it.
+
+        Instructions have corners, variables are round, constants hexagons; control is a
+        line, data dots, a call thick, and the numbers are positions.
+        """
+        lines = ["flowchart LR"]
+        for number, (kind, text) in enumerate(zip(self.kinds, self.texts, strict=True)):
+            begin, end = _SHAPES[kind]
+            lines.append(f"  {number}{begin}{_quote(text)}{end}")
+        for flow, arrow in enumerate(_ARROWS):
+            lines += [f"  {a} {arrow}|{at}| {b}" for at, a, b in self.edges(flow)]
+        return "\n".join(lines) + "\n"
+
+
+def _quote(text: str) -> str:
+    """Returns a label between quotes, with what would end it, or be markup, coded."""
+    special = {ord(letter): f"#{ord(letter)};" for letter in '#"<>'}
+    return f'"{text.translate(special)}"'
 
 
 class Builder:

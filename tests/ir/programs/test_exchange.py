@@ -151,6 +151,18 @@ def test_a_graph_comes_back_bit_for_bit():
         equal(programs.from_json(graph.to_json()), graph)
 
 
+def test_a_flow_chart_has_each_vertex_and_edge():
+    """Labels are coded where they would end, or be markup."""
+    one = programs.graph.from_rows(
+        [(0, "[external]", -1), (1, 'a"<#', 0), (2, "é", -1)],
+        [(0, 0, 0, 1), (1, 2, 2, 0), (2, 1, 1, 1)],
+    )
+    assert one.to_mermaid() == (
+        'flowchart LR\n  0["[external]"]\n  1("a#34;#60;#35;")\n  2{{"é"}}\n'
+        "  0 -->|0| 1\n  2 -.->|2| 0\n  1 ==>|1| 1\n"
+    )
+
+
 def test_bytes_are_those_of_the_wire_format():
     """By hand: a tag is 8 · field + type, a number has 7 bits a byte, lowest first."""
     one = programs.graph.from_rows(
