@@ -30,6 +30,7 @@ PARTS = {
         "property_graph": "PropertyGraphConfig",
         "community_graph": "CommunityGraphConfig",
         "sampled_graph": "SampledGraphConfig",
+        "partitioned_graph": "PartitionedGraphConfig",
         "knn_digits": "KnnDigitsConfig",
         "partitioned_vertices": "PartitionedVerticesConfig",
         "links": "LinksConfig",

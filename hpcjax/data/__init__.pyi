@@ -59,6 +59,7 @@ from .mri_slices import MriSlicesConfig as MriSlicesConfig
 from .noise import noise_images as noise_images
 from .noise import noise_tokens as noise_tokens
 from .partition_moves import partition_moves as partition_moves
+from .partitioned_graph import PartitionedGraphConfig as PartitionedGraphConfig
 from .partitioned_vertices import (
     PartitionedVerticesConfig as PartitionedVerticesConfig,
 )

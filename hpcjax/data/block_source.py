@@ -89,6 +89,7 @@ class BlockMaker:
         # Number −1, that of padding, takes the last one's: it is put to zero.
         real, kept = own >= 0, edges >= 0
         degrees = self._degrees[own] * real
+        features = self._take(blocks.features, own, real, int(sizes[-1]))
         of_edges: Any = self.graph.edge_features
         if of_edges is not None:
             of_edges = of_edges[edges] * kept[:, None]
@@ -99,12 +100,16 @@ class BlockMaker:
             weights=_weigh(padded, degrees, kept),
             degrees=degrees,
             loops=self._loops[own] * real,
-            features=self._take(own, real, int(sizes[-1])),
+            features=features,
             edge_features=of_edges,
         )
 
-    def _take(self, own: np.ndarray, real: np.ndarray, entries: int) -> Any:
-        """Returns the features of rows, zero where they pad."""
+    def _take(self, given: Any, own: np.ndarray, real: np.ndarray, entries: int) -> Any:
+        """Returns features of rows, which a block may bring; zero where they pad."""
+        if given is not None:
+            features = np.zeros((len(own), *given.shape[1:]), given.dtype)
+            features[real] = given
+            return features
         if self._entries is None:
             return self.graph.features[own] * real[:, None]
         found = graphs.sample_neighbours(self._entries, own[real], -1, graphs.Draw(0))

@@ -2,12 +2,22 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from hpcjax.core.config import Above, Config, NotNegative, Seed, Several, Within
+from hpcjax.core import checks
+from hpcjax.core.config import (
+    Above,
+    Config,
+    Count,
+    NotNegative,
+    Seed,
+    Several,
+    Size,
+    Within,
+)
 from hpcjax.core.objective import Objective
 from hpcjax.data.citations import vertex_dataset
 from hpcjax.data.objectives import VERTICES
@@ -31,6 +41,11 @@ class CommunityGraphConfig(Config):
       homophily: share of edges whose ends are of one class by choice; the others have
         ends of any class.
       noise: standard deviation of the noise in features.
+      width: columns of features, of which the first are those of classes; their noise
+        is a hash of the vertex's number then, so that rows can be made in pieces. 0 for
+        one a class, drawn.
+      labelled: vertices that are trained on; none for half of all.
+      held: vertices for validation, and at most as many for test; none for a fifth.
       draw_seed: of everything; it is not the seed of the run.
       holdout: the part that is held out.
     """
@@ -43,8 +58,29 @@ class CommunityGraphConfig(Config):
     classes: Several = 10
     homophily: Annotated[float, Within("[0, 1]")] = 0.7
     noise: NotNegative = 0.55
+    width: Count = 0
+    labelled: Size | None = None
+    held: Size | None = None
     draw_seed: Seed = 0
     holdout: Literal["validation", "test"] = "validation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least = [0, self.classes]
+        rule = f"width must be 0, or at least the {self.classes} classes"
+        checks.require(self.width >= least[self.width > 0], rule, width=self.width)
+        train, held = self._sizes
+        rule = "vertices must be more than are labelled and held out"
+        given = {"labelled": train, "held": held}
+        checks.require(train + held < self.vertices, rule, **given)
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """Vertices that are trained on, and those for validation."""
+        return (
+            self.vertices // 2 if self.labelled is None else self.labelled,
+            self.vertices // 5 if self.held is None else self.held,
+        )
 
     def load(self, root: pathlib.Path | None = None) -> Dataset:
         """Returns the vertices; `root` is not used.
@@ -54,24 +90,56 @@ class CommunityGraphConfig(Config):
           >>> len(held.train), len(held.validation), len(held.graph.senders)
           (500, 200, 10000)
         """
+        found, rows = self.stream(root)
+        features = rows(np.arange(self.vertices))
+        graph = dataclasses.replace(found.graph, features=features)
+        return found._replace(graph=graph)
+
+    def stream(
+        self, root: pathlib.Path | None = None
+    ) -> tuple[Dataset, Callable[[np.ndarray], np.ndarray]]:
+        """Returns the vertices without features, and a function that makes rows.
+
+        For who has no room for all rows at once; with `width` they are not made before.
+        """
         from hpcjax import graphs
 
         del root
         rng = np.random.Generator(np.random.Philox(self.draw_seed))
         labels = np.sort(rng.integers(0, self.classes, self.vertices))
         one, other = self._draw_pairs(rng, labels)
-        features = rng.normal(0, self.noise, (self.vertices, self.classes))
-        features[np.arange(self.vertices), labels] += 1
+        drawn: Any = None
+        if not self.width:
+            drawn = rng.normal(0, self.noise, (self.vertices, self.classes))
+            drawn[np.arange(self.vertices), labels] += 1
         place = rng.permutation(self.vertices)  # numbers do not tell the class
-        senders, receivers = place[np.r_[one, other]], place[np.r_[other, one]]
+        ends = place[np.r_[one, other]], place[np.r_[other, one]]
         order = np.argsort(place)
-        graph = graphs.make_graph(
-            senders, receivers, self.vertices, features=features[order].astype("f4")
-        )
-        cuts = self.vertices // 2, self.vertices // 2 + self.vertices // 5
-        parts = np.split(rng.permutation(self.vertices), cuts)
-        held_out = parts[2 if self.holdout == "test" else 1]
-        return vertex_dataset(graph, labels[order], parts[0], held_out)
+        train, held = self._sizes
+        parts = np.split(rng.permutation(self.vertices), (train, train + held))
+        if self.held is not None:
+            parts[2] = parts[2][:held]
+        held_out, labels = parts[2 if self.holdout == "test" else 1], labels[order]
+        graph = graphs.make_graph(*ends, self.vertices)
+
+        def rows(vertices: np.ndarray) -> np.ndarray:
+            if drawn is not None:
+                return drawn[order[vertices]].astype(np.float32)
+            return self._hash_rows(vertices, labels[vertices])
+
+        return vertex_dataset(graph, labels, parts[0], held_out), rows
+
+    def _hash_rows(self, vertices: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Returns features whose noise is uniform, of the same deviation."""
+        from hpcjax import graphs
+
+        pairs = -(-self.width // 2)  # a hash has the bits of two
+        own = vertices[:, None] * np.int64(pairs) + np.arange(pairs)
+        bits = graphs.Draw(self.draw_seed).keys(own).view(np.uint32)[:, : self.width]
+        uniform = bits.astype(np.float32) * np.float32(2**-32) - np.float32(0.5)
+        features = uniform * np.float32(self.noise * 12**0.5)
+        features[np.arange(len(vertices)), labels] += 1
+        return features
 
     def _draw_pairs(
         self, rng: np.random.Generator, labels: np.ndarray
