@@ -109,8 +109,11 @@ class PartitionedGraphConfig(SampledGraphConfig):
             own, lambda csr: seen.build(csr, every, epoch)
         )
         maker = stored_blocks.StoredMaker(own, self.block)
+        sampler: Any = stored_blocks.StoredSampler(
+            store, resident, self.block, self.spare
+        )
         return Dataset(
-            stored_blocks.StoredSampler(store, resident, self.block, self.spare),
+            sampler,
             BlockSource(maker, whole, store.held_out),
             inputs=(len(self.fanouts), self.block),
             outputs=store.outputs,
@@ -135,18 +138,16 @@ class PartitionedGraphConfig(SampledGraphConfig):
         if root is None:
             raise ConfigError("the files are below a data root: got root=None")
         told: Any = f"{self.partitions} {self.relabel} {self.source!r}".encode()
-        source, whole = self.source, None
+        source, found = self.source, None
         if hasattr(source, "stream"):
             told += inspect.getsource(sys.modules[type(source).__module__]).encode()
         else:
-            whole, rows = _stream(source, root)
-            told += _digest(whole, rows).encode()
+            found = _stream(source, root)
+            told += _digest(*found).encode()
         name = hashlib.sha256(told).hexdigest()[:32]
         folder = files.inside(root, FOLDER, name)
         if not (folder / "index.npz").exists():
-            if whole is None:
-                whole, rows = source.stream(root)
-            self._write(folder, whole, rows)
+            self._write(folder, *(found or source.stream(root)))
         return folder
 
     def _write(self, folder: pathlib.Path, whole: Any, rows: Any) -> None:

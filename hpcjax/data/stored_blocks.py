@@ -21,7 +21,8 @@ class StoredMaker(BlockMaker):
 
     def __init__(self, store: GraphStore, block: int) -> None:
         self.graph, self.labels, self.block = outline(store), store.labels, block
-        self._loops, self._degrees, self._entries = store.loops, store.degrees, None
+        self._loops, self._degrees = store.loops, store.degrees
+        self._entries: Any = None
 
 
 def outline(store: GraphStore) -> graphs.Graph:

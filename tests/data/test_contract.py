@@ -252,8 +252,7 @@ def test_missing_data_names_file_command_and_licence(name, tmp_path):
 def test_every_config_and_entry_is_registered(tiny_root):
     used = {type(make()) for make in REGISTRY.values()}
     # Their training parts draw batches themselves: test_sampled_graph, test_links,
-    # test_partitioned_graph,
-    # test_programs, test_mixed_sizes.
+    # test_partitioned_graph, test_programs, test_mixed_sizes.
     used |= {data.SampledGraphConfig, data.PartitionedGraphConfig}
     used |= {data.LinksConfig, data.ProgramsConfig}
     # test_partitioned of train.
