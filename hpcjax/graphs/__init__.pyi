@@ -1,6 +1,11 @@
 from .blocks import Blocks as Blocks
 from .blocks import Part as Part
 from .blocks import pad_blocks as pad_blocks
+from .columns import Columns as Columns
+from .columns import columns_to_rows as columns_to_rows
+from .columns import like as like
+from .columns import own_columns as own_columns
+from .columns import rows_to_columns as rows_to_columns
 from .convolutions import gat as gat
 from .convolutions import gcn as gcn
 from .convolutions import gcn_weights as gcn_weights

@@ -3,7 +3,8 @@
 Each takes the features of all vertices, dense or sparse rows, and returns outputs of
 all, float32 at least; what comes behind, such as an activation, is the caller's. Edges
 u → v count as often as they are there. With `targets` only so many vertices are
-computed, the last ones, which must be all that receive: a layer of `Blocks`.
+computed, the last ones, which must be all that receive: a layer of `Blocks`. Of
+`Columns`, inside `shard_map`, a device computes its columns of the outputs.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hpcjax.core.errors import ConfigError
+from hpcjax.graphs.columns import Columns, like, own_columns, sum_columns
 from hpcjax.graphs.features import Features, SparseRows, drop_entries, project
 from hpcjax.graphs.graph import Graph
 from hpcjax.graphs.segments import (
@@ -119,7 +121,8 @@ def gcn(
       Kipf and Welling, ICLR 2017, equation 2.
     """
     own = gcn_weights(graph, weights, degrees)
-    return spread(graph, _project(x, params), own, targets=targets) + params["bias"]
+    y = spread(graph, _project(x, params), own, targets=targets)
+    return y + own_columns(params["bias"], x)
 
 
 def propagate_powers(
@@ -163,7 +166,8 @@ def sgc(
       params: "kernel" W `[inputs, outputs]`, "bias" b.
       powers: K.
     """
-    return propagate_powers(graph, _project(x, params), powers) + params["bias"]
+    y = propagate_powers(graph, _project(x, params), powers)
+    return y + own_columns(params["bias"], x)
 
 
 def sage(
@@ -191,20 +195,23 @@ def sage(
     References:
       Hamilton et al., NeurIPS 2017, section 3.3.
     """
+    bias = own_columns(params["bias"], x)
     if aggregate == "gcn":
         z = _project(x, params, "self")
         ones = jnp.ones(graph.vertices, z.dtype)
         count = spread(graph, ones, targets=targets) + 1
         total = _last(z, targets) + spread(graph, z, targets=targets)
-        return total / count[:, None] + params["bias"]
+        return total / count[:, None] + bias
     own = _project_last(x, params, "self", targets)
     if aggregate == "mean":
         z = _project(x, params, "neighbors")
-        return own + spread(graph, z, None, "mean", targets) + params["bias"]
+        return own + spread(graph, z, None, "mean", targets) + bias
     if aggregate == "pool":
-        pooled = jax.nn.relu(_project(x, params, "pool") + params["pool_bias"])
+        shift = own_columns(params["pool_bias"], x)
+        pooled = jax.nn.relu(_project(x, params, "pool") + shift)
         largest = spread(graph, pooled, None, "max", targets)
-        return own + _project(largest, params, "neighbors") + params["bias"]
+        largest = like(x, largest, len(params["pool_bias"]))
+        return own + _project(largest, params, "neighbors") + bias
     raise ConfigError(f"aggregate must be 'mean', 'gcn' or 'pool': got {aggregate!r}")
 
 
@@ -249,8 +256,8 @@ def gat(
     if dropout and key is None:
         raise ConfigError(f"dropout={dropout} of attention needs a key")
     z = _project(x, params)
-    logits = _score(z, params["receiver"])[graph.receivers]
-    logits += _score(z, params["sender"])[graph.senders]
+    logits = _score(z, params["receiver"], x)[graph.receivers]
+    logits += _score(z, params["sender"], x)[graph.senders]
     if "edge" in params:
         if graph.edge_features is None:
             raise ConfigError("gat has parameters for edges: the graph has no features")
@@ -266,8 +273,9 @@ def gat(
     if key is not None:
         shares = drop_entries(shares, dropout, key)
     y = spread(graph, z, shares, targets=targets)
-    y = y.mean(1) if combine == "mean" else y.reshape(len(y), -1)
-    return y + params["bias"]
+    if combine == "mean":
+        return y.mean(1) + own_columns(params["bias"], x)
+    return y.reshape(len(y), -1) + own_columns(params["bias"], x, y.shape[1])
 
 
 def gin(
@@ -317,15 +325,17 @@ def gin(
         z = _project(x, params, "kernel_0")
         received = spread(graph, z, weights, targets=targets)
         hidden = own * _last(z, targets) + received
-    return finish_gin(hidden, params)
+    return finish_gin(hidden, params, x)
 
 
-def finish_gin(hidden: jax.Array, params: Params) -> jax.Array:
-    """Returns what `gin` makes of its sums times the first kernel."""
-    hidden = hidden + params["bias_0"]
+def finish_gin(hidden: jax.Array, params: Params, x: Features = None) -> jax.Array:
+    """Returns what `gin` of features x makes of its sums times the first kernel."""
+    own = {name: own_columns(params[name], x) for name in params if params[name].ndim}
+    hidden, width = hidden + own["bias_0"], len(params["kernel_1"])
     if "scale" in params:
-        hidden = _normalize(hidden) * params["scale"] + params["shift"]
-    return _project(jax.nn.relu(hidden), params, "kernel_1") + params["bias_1"]
+        hidden = _normalize(hidden, x, width) * own["scale"] + own["shift"]
+    hidden = like(x, jax.nn.relu(hidden), width)
+    return _project(hidden, params, "kernel_1") + own["bias_1"]
 
 
 def _project(x: Features, params: Params, name: str = "kernel") -> jax.Array:
@@ -348,11 +358,13 @@ def _project_last(
     return _project(_last(x, targets), params, name)
 
 
-def _score(z: jax.Array, attention: jax.Array) -> jax.Array:
-    return jnp.sum(z * attention, -1)
+def _score(z: jax.Array, attention: jax.Array, x: Features = None) -> jax.Array:
+    return sum_columns(z * own_columns(attention, x), x)
 
 
-def _normalize(x: jax.Array) -> jax.Array:
-    centred = x - x.mean(-1, keepdims=True)
-    variance = jnp.mean(centred**2, -1, keepdims=True)
+def _normalize(h: jax.Array, x: Features, width: int) -> jax.Array:
+    centred = h - sum_columns(h, x, keepdims=True) / width
+    if isinstance(x, Columns):  # what fills up slices is 0 in h, and here no more
+        centred *= own_columns(jnp.ones(width), x)
+    variance = sum_columns(centred**2, x, keepdims=True) / width
     return centred * jax.lax.rsqrt(variance + 1e-5)

@@ -1,7 +1,7 @@
 """Graph networks whose edges have weights of both ends: attention, kernels, gates.
 
 Conventions are those of `graphs.convolutions`. Features of "agnn", "vanilla_attention"
-and "edge_conv" must be dense: edges compare what their ends have.
+and "edge_conv" must be dense, or `Columns`: edges compare what their ends have.
 """
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hpcjax.core import checks
+from hpcjax.graphs.columns import like, own_columns, sum_columns, values_of
 from hpcjax.graphs.convolutions import Params, spread
 from hpcjax.graphs.features import Features, project
 from hpcjax.graphs.graph import Graph
@@ -33,7 +34,7 @@ def commnet(
     matrix = params["self"].shape
     check_params(graph, x, params, neighbors=matrix, bias=matrix[1:])
     sent = spread(graph, _project(x, params, "neighbors"))
-    return _project(x, params, "self") + sent + params["bias"]
+    return _project(x, params, "self") + sent + own_columns(params["bias"], x)
 
 
 def vanilla_attention(
@@ -51,7 +52,8 @@ def vanilla_attention(
     """
     check_params(graph, x, params, bias=params["kernel"].shape[1:])
     z = _project(x, params)
-    return spread(graph, z, _products(graph, x)) + params["bias"]
+    y = spread(graph, z, _products(graph, values_of(x), x))
+    return y + own_columns(params["bias"], x)
 
 
 def agnn(
@@ -70,9 +72,10 @@ def agnn(
       Thekumparampil et al., Attention-based Graph Neural Network, 2018, equation 4.
     """
     check_params(graph, x, params, beta=(), bias=params["kernel"].shape[1:])
-    cosines = params["beta"] * _products(graph, unit_rows(x))
+    cosines = params["beta"] * _products(graph, unit_rows(x), x)
     shares = segment_softmax(cosines, graph.receivers, graph.vertices, is_sorted=True)
-    return spread(graph, _project(x, params), shares) + params["bias"]
+    y = spread(graph, _project(x, params), shares)
+    return y + own_columns(params["bias"], x)
 
 
 def monet(
@@ -102,7 +105,8 @@ def monet(
     shapes = {"places": (2, dims), "places_bias": (dims,), "mean": (kernels, dims)}
     check_params(graph, x, params, **shapes, precision=(kernels, dims), bias=(outputs,))
     weights = monet_weights(graph, params, degrees)
-    return spread(graph, _project(x, params), weights).sum(1) + params["bias"]
+    y = spread(graph, _project(x, params), weights).sum(1)
+    return y + own_columns(params["bias"], x)
 
 
 def monet_weights(
@@ -139,7 +143,7 @@ def g_gcn(
     own = _project(x, params, "receiver")[graph.receivers]
     gates = jax.nn.sigmoid(own + _project(x, params, "sender")[graph.senders])
     received = spread(graph, _project(x, params, "neighbors"), gates)
-    return _project(x, params, "self") + received + params["bias"]
+    return _project(x, params, "self") + received + own_columns(params["bias"], x)
 
 
 def edge_conv(
@@ -162,10 +166,12 @@ def edge_conv(
     outputs = params["kernel_1"].shape[-1]
     shapes = {"bias_0": (width,), "kernel_1": (width, outputs), "bias_1": (outputs,)}
     check_params(graph, x, params, **shapes)
-    own = x[graph.receivers]
-    both = jnp.concatenate([own, x[graph.senders] - own], -1)
-    hidden = jax.nn.relu(_project(both, params, "kernel_0") + params["bias_0"])
-    each = _project(hidden, params, "kernel_1") + params["bias_1"]
+    h, twice = values_of(x), len(params["kernel_0"])
+    own = h[graph.receivers]
+    both = like(x, jnp.concatenate([own, h[graph.senders] - own], -1), twice, 2)
+    shift, bias = (own_columns(params[name], x) for name in ("bias_0", "bias_1"))
+    hidden = jax.nn.relu(_project(both, params, "kernel_0") + shift)
+    each = _project(like(x, hidden, width), params, "kernel_1") + bias
     return segment_max(each, graph.receivers, graph.vertices, is_sorted=True)
 
 
@@ -180,10 +186,11 @@ def check_params(
         checks.require(found == wanted, f"{name} must be {wanted}", shape=found)
 
 
-def unit_rows(x: jax.Array) -> jax.Array:
+def unit_rows(x: Features) -> jax.Array:
     """Returns rows over their norm; a row of zeros stays, and has a slope."""
-    squares = jnp.maximum(jnp.sum(x**2, -1, keepdims=True), _LEAST**2)
-    return x * jax.lax.rsqrt(squares)
+    h = values_of(x)
+    squares = jnp.maximum(sum_columns(h**2, x, keepdims=True), _LEAST**2)
+    return h * jax.lax.rsqrt(squares)
 
 
 def _project(x: Features, params: Params, name: str = "kernel") -> jax.Array:
@@ -192,6 +199,6 @@ def _project(x: Features, params: Params, name: str = "kernel") -> jax.Array:
     return y.astype(jnp.promote_types(y.dtype, jnp.float32))
 
 
-def _products(graph: Graph, x: jax.Array) -> Float[Array, " edges"]:
-    """Returns h_v · h_u of each edge."""
-    return jnp.sum(x[graph.receivers] * x[graph.senders], -1)
+def _products(graph: Graph, h: jax.Array, x: Features) -> Float[Array, " edges"]:
+    """Returns h_v · h_u of each edge, of all columns that features x have."""
+    return sum_columns(h[graph.receivers] * h[graph.senders], x)

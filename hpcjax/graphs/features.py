@@ -9,7 +9,7 @@ import numpy as np
 from hpcjax.core.errors import ConfigError
 from hpcjax.core.keys import derive
 from hpcjax.core.structs import pytree, static
-from hpcjax.graphs import segments
+from hpcjax.graphs import columns, segments
 
 
 @pytree
@@ -66,11 +66,13 @@ def _check_rows(
 
 
 Features = Any
-"""Features of vertices: an array [vertices, features], or `SparseRows`."""
+"""Features of vertices: an array [vertices, features], `SparseRows` or `Columns`."""
 
 
 def project(features: Features, kernel: jax.Array) -> jax.Array:
     """Returns X W; of sparse rows it takes rows of the kernel and adds them up.
+
+    Of `Columns`, a device's columns of it.
 
     Args:
       features: X `[vertices, features]`.
@@ -97,6 +99,8 @@ def project(features: Features, kernel: jax.Array) -> jax.Array:
             f"features must be {len(kernel)}, as the kernel has rows: got "
             f"{features.shape[1]}"
         )
+    if isinstance(features, columns.Columns):
+        return features.project(kernel)
     if isinstance(features, SparseRows):
         taken = kernel[features.columns]
         weights = jnp.asarray(features.values, kernel.dtype)
@@ -122,7 +126,7 @@ def drop_entries(features: Features, rate: float, key: jax.Array) -> Features:
     Of sparse rows, the entries that are stored are drawn for: the others are zero.
 
     Args:
-      features: an array of any shape, or `SparseRows`.
+      features: an array of any shape, `SparseRows` or `Columns`.
       rate: in [0, 1).
       key: of the draw.
 
@@ -138,6 +142,10 @@ def drop_entries(features: Features, rate: float, key: jax.Array) -> Features:
             values=drop_entries(jnp.asarray(features.values), rate, key),
             width=features.width,
         )
+    if isinstance(features, columns.Columns):
+        own = jax.random.fold_in(key, jax.lax.axis_index(features.axis))
+        values = drop_entries(features.values, rate, own)
+        return columns.like(features, values, features.width, features.groups)
     kept = jax.random.bernoulli(derive(key, "dropout"), 1 - rate, features.shape)
     return jnp.where(kept, features / (1 - rate), 0)
 

@@ -17,7 +17,7 @@ from jaxtyping import Int, Shaped
 from hpcjax.collectives import Boundary, BoundaryScheme, plan_boundary
 from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError
-from hpcjax.graphs.graph import Graph
+from hpcjax.graphs.graph import Graph, make_graph
 
 _ROUNDS, _SLACK = 10, 1.1  # of label propagation, and of its largest part
 Scheme = BoundaryScheme | Literal["auto"]
@@ -93,14 +93,21 @@ class PartitionedGraph:
         words = self.comm_words(1)
         return words.sent / words.live if words.live else 1.0
 
-    def comm_words(self, width: int) -> CommWords:
+    def comm_words(self, width: int, *, columns: bool = False) -> CommWords:
         """Returns what one exchange of rows of so many numbers sends.
 
         In float32 the operands of a device's collectives have 4 / parts bytes of these.
 
         Args:
           width: k, numbers of a row.
+          columns: these are shared out, scheme "features", and a product with a matrix
+            that has so many is reduce-scattered.
         """
+        if columns:
+            rows, filled = self.rows_of_columns, -(-width // self.parts) * self.parts
+            others = self.parts - 1
+            live = others * len(self.owner) * width
+            return CommWords(self.parts * rows * filled, others * rows * filled, live)
         operands = sent = 0
         for rows, pairs in self.boundary.rounds:
             operands += rows.size
@@ -124,6 +131,32 @@ class PartitionedGraph:
             receivers=at(self.receivers)[part],
             vertices=self.vertices.shape[1],
         )
+
+    @property
+    def rows_of_columns(self) -> int:
+        """Rows where each device has columns of all: as many a part as the largest."""
+        return self.parts * (self.rows - 1)
+
+    def graph_of_columns(self, edge_features: Any = None) -> Graph:
+        """Returns all edges, vertices being rows of all parts, one after the other.
+
+        Those are rows of `rows_to_columns` of each part's own but the last, nobody's.
+
+        Args:
+          edge_features: of the edges of the whole graph, as for `Graph`.
+        """
+        most, count = self.rows - 1, len(self.owner)
+        first = self.boundary.arriving
+        own = self.vertices[:, first : first + most]
+        place = np.zeros(count, np.int32)
+        place[own[own >= 0]] = np.flatnonzero(own.ravel() >= 0)
+        real = self.edges >= 0
+        every = self.edges[real]
+        part, _ = np.nonzero(real)
+        ends = (self.vertices[part, each[real]] for each in (self.senders, self.receivers))
+        given = None if edge_features is None else np.asarray(edge_features)[every]
+        rows = self.rows_of_columns
+        return make_graph(*(place[each] for each in ends), rows, edge_features=given)
 
     def take(
         self, values: Shaped[np.ndarray, "vertices ..."], *, halo: bool = False

@@ -170,9 +170,12 @@ class _Gnn(nnx.Module):
             own = derive(key, f"layer_{index}") if key is not None and rate else None
             if own is not None:
                 h = graphs.drop_entries(h, rate, derive(own, "inputs"))
-            h = self._convolve(part(index), exchange(index, h), index, rate, own)
+            y = self._convolve(part(index), exchange(index, h), index, rate, own)
             if index < self.count - 1:
-                h = layers.activation(config.activation, h)
+                y = layers.activation(config.activation, y)
+                heads = config.heads if config.layer == "gat" else 1
+                y = graphs.like(h, y, config.hidden * heads, heads)
+            h = y
         return h.astype(self.policy.output)
 
     def add_penalty(self) -> None:
@@ -223,7 +226,7 @@ class _Gnn(nnx.Module):
         if layer == "sgc":
             z = graphs.propagate_powers(graph, z, self.config.depth)
         first = 0 if targets is None else len(z) - targets
-        return z[first:] + params["bias"]
+        return z[first:] + graphs.own_columns(params["bias"], h)
 
 
 def gnn(
@@ -276,7 +279,8 @@ def gnn(
     loops = config.self_loops if config.layer in _LOOPED else None
     if owner is not None:
         whole = graph if loops is None else graphs.add_self_loops(graph, loops)
-        parts = Parts(config, whole, owner, devices, _widths(config, graph))
+        widths = [*_widths(config, graph), outputs]
+        parts = Parts(config, whole, owner, devices, widths)
         return parts.wrap(from_nnx(build, call=parts.call))
     if inputs:
         return from_nnx(
@@ -358,6 +362,11 @@ def _check(
         raise ConfigError(
             "model.layer=gin with features of edges adds these to the vertices', which "
             "must be dense: got SparseRows"
+        )
+    if config.scheme == "features" and sparse:
+        raise ConfigError(
+            "model.scheme=features shares out columns of features, which must be "
+            "dense: got SparseRows; graphs.make_dense makes them so"
         )
     if owner is None and (config.stale or config.scheme != "halo"):
         raise ConfigError(

@@ -35,7 +35,7 @@ class Parts:
       graph: with the self-loops that its layers need.
       owner: the part of each vertex.
       devices: of the run; they divide the parts.
-      widths: of the inputs of all layers.
+      widths: of the inputs of all layers, and of the outputs.
 
     Raises:
       ConfigError: devices that do not divide the parts, or a layer without parts.
@@ -60,11 +60,14 @@ class Parts:
         local = parts // devices
         at = owner // local
         own = graphs.partition(graph, parts, owner)  # pyrefly: ignore
-        cut = graphs.partition(graph, devices, at, config.scheme)  # pyrefly: ignore
+        # Rows are not exchanged where columns are shared out.
+        scheme = "allgather" if config.scheme == "features" else config.scheme
+        cut = graphs.partition(graph, devices, at, scheme)  # pyrefly: ignore
+        self.by_column = config.scheme == "features" and devices > 1
         if config.scheme == "auto":
             log.info("model.scheme=auto is %s", cut.boundary.scheme)
         self.config, self.cut, self.devices, self.local = config, cut, devices, local
-        self.hidden = dict(enumerate(widths[1:], 1))
+        self.hidden, self.outputs = dict(enumerate(widths[1:-1], 1)), widths[-1]
         # Where a vertex is in its device's batch, and among its device's rows.
         flat = own.join(np.arange(parts * own.rows).reshape(parts, -1))
         place = cut.join(np.tile(np.arange(cut.rows), (devices, 1)))
@@ -117,13 +120,23 @@ class Parts:
                 used = jnp.zeros_like(used)
             return jnp.concatenate([used.astype(h.dtype), h])
 
-        part, own = self._part(place), None
-        if key is not None:
-            own = jax.random.fold_in(whole_batch(key), place)
+        own = None if key is None else whole_batch(key)
         h = features.reshape(-1, features.shape[-1])[_row(self.taken, place)]
-        logits = module(h, lambda _: part, train=train, key=own, exchange=exchange)
+        if self.by_column:
+            logits = self._call_by_column(module, h, train=train, key=own)
+        else:
+            part = self._part(place)
+            own = None if own is None else jax.random.fold_in(own, place)
+            logits = module(h, lambda _: part, train=train, key=own, exchange=exchange)
         module.add_penalty()
         return logits[_row(self.given, place)], new
+
+    def _call_by_column(self, module: Any, h: jax.Array, **options: Any) -> jax.Array:
+        """Returns logits of a device's rows, from its columns of all vertices."""
+        part = graphs.Part(self.cut.graph_of_columns(self.edge_features))
+        x = graphs.rows_to_columns(h[:-1], DATA_AXIS)  # the last row is nobody's
+        logits = graphs.like(x, module(x, lambda _: part, **options), self.outputs)
+        return graphs.columns_to_rows(logits)
 
     def _check_place(self, features: jax.Array) -> None:
         """Raises ConfigError where a device would take another one's tables."""

@@ -46,7 +46,8 @@ class GnnConfig(ModelConfig):
         `graphs.add_self_loops`; None for those that the graph has.
       scheme: how devices exchange rows of a graph in parts: "halo" in rounds of pairs,
         "all_to_all" of padded blocks, "allgather" of all rows, "auto" the first or the
-        last, what sends less.
+        last, what sends less. By "features" each device has all edges and a slice of
+        the columns, and products with matrices are reduce-scattered.
       stale: τ, steps by which rows of other devices are late where a hidden layer
         takes them in training; before they arrive they are zeros. 0 for not.
       stale_mean: γ of a running mean of late rows, of which 1 − γ is new in a step.
@@ -65,7 +66,7 @@ class GnnConfig(ModelConfig):
     penalty: NotNegative = 0.0
     activation: Literal["relu", "elu"] = "relu"
     self_loops: Literal["one", "plus_i"] | None = "one"
-    scheme: Literal["halo", "all_to_all", "allgather", "auto"] = "halo"
+    scheme: Literal["halo", "all_to_all", "allgather", "auto", "features"] = "halo"
     stale: Count = 0
     stale_mean: Annotated[float, Within("[0, 1)")] = 0.0
     delay: Literal["fixed", "random", "never"] = "fixed"
@@ -79,6 +80,8 @@ class GnnConfig(ModelConfig):
         checks.require(late or plain, rule, **given)
         rule = "stale is of what a hidden layer puts out: depth must be at least 2"
         checks.require(not late or self.depth > 1, rule, depth=self.depth)
+        rule = "stale is of rows of other devices, and scheme=features sends none"
+        checks.require(not late or self.scheme != "features", rule, stale=self.stale)
         rule = "stale rows are of a layer that sees edges of a graph in parts"
         sends = self.layer not in ("mlp", "sgc")
         checks.require(not late or sends, rule, layer=self.layer)

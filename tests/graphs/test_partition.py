@@ -17,6 +17,7 @@ from hpcjax.core import ConfigError
 
 PARTS, VERTICES, WIDTH = 8, 40, 4
 SCHEMES = ("halo", "all_to_all", "allgather")
+COLUMNS = "features"
 METHODS = ("hash", "contiguous", "rcm", "label_propagation")
 RNG = np.random.default_rng(0)
 
@@ -145,19 +146,23 @@ def draw_params(name):
     return [one(), one()]
 
 
-def apply_layers(params, graph, x, degrees, exchange, targets):
+def apply_layers(params, graph, x, degrees, exchange, targets, leave=lambda h: h):
     """Two layers of each kind, with an exchange before each."""
     found = []
     for number, (name, (layer, _)) in enumerate(LAYERS.items()):
         h = x + number  # or three first exchanges of the same rows would be one
-        for own in params[name]:
+        for index, own in enumerate(params[name]):
             given = {"degrees": degrees[name]} if name == "gcn" else {}
             h = jnp.tanh(
                 layer(
-                    graph[name], exchange[name](h), own, targets=targets[name], **given
+                    graph[name],
+                    exchange[name](h, index),
+                    own,
+                    targets=targets[name],
+                    **given,
                 )
             )
-        found.append(h)
+        found.append(leave(h))
     return jnp.stack(found)
 
 
@@ -175,7 +180,7 @@ def whole():
     mask = (RNG.random(VERTICES) < 0.5).astype("f4")
 
     def loss(params, x):
-        same = dict.fromkeys(LAYERS, lambda h: h)
+        same = dict.fromkeys(LAYERS, lambda h, _: h)
         out = apply_layers(
             params, graph, x, dict.fromkeys(LAYERS), same, dict.fromkeys(LAYERS)
         )
@@ -190,7 +195,9 @@ def on_parts(owner, schemes, broken=None):
     graph, params, x, y, mask, _ = whole()
     cut = {
         scheme: {
-            name: graphs.partition(each, PARTS, owner, scheme)
+            name: graphs.partition(
+                each, PARTS, owner, "halo" if scheme == COLUMNS else scheme
+            )
             for name, each in graph.items()
         }
         for scheme in schemes
@@ -215,10 +222,10 @@ def on_parts(owner, schemes, broken=None):
         part = lax.axis_index("data")
 
         def exchange(each):
-            return lambda h: gather_rows(h, each.boundary, "data")
+            return lambda h, _: gather_rows(h, each.boundary, "data")
 
-        def loss(params, x, own, data):
-            out = apply_layers(
+        def by_row(params, x, own, data):
+            return apply_layers(
                 params,
                 {name: each.graph(part) for name, each in own.items()},
                 x,
@@ -226,6 +233,23 @@ def on_parts(owner, schemes, broken=None):
                 {name: exchange(each) for name, each in own.items()},
                 {name: each.rows for name, each in own.items()},
             )
+
+        def by_column(params, x, own, data):
+            def enter(h, index):
+                if index:
+                    return graphs.Columns(values=h, width=WIDTH, axis="data")
+                return graphs.rows_to_columns(h[:-1], "data")
+
+            def leave(h):
+                return jnp.pad(graphs.columns_to_rows(enter(h, 1)), ((0, 1), (0, 0)))
+
+            none = dict.fromkeys(own)
+            graph = {name: each.graph_of_columns() for name, each in own.items()}
+            same = dict.fromkeys(own, enter)
+            return apply_layers(params, graph, x, none, same, none, leave)
+
+        def loss(params, x, own, data, out):
+            out = out(params, x, own, data)
             error = (out - data["y"].swapaxes(0, 1)) ** 2 * data["mask"][:, None]
             return error.sum() / mask.sum()
 
@@ -233,7 +257,11 @@ def on_parts(owner, schemes, broken=None):
         found = {}
         for scheme, own in cut.items():
             value, (slopes, of_x) = jax.value_and_grad(loss, argnums=(0, 1))(
-                params, data[scheme]["x"], own, data[scheme]
+                params,
+                data[scheme]["x"],
+                own,
+                data[scheme],
+                by_column if scheme == COLUMNS else by_row,
             )
             found[scheme] = value, slopes, of_x[None]
         return {
@@ -265,7 +293,7 @@ def test_losses_slopes_and_bytes_of_eight_parts(method):
     """Of gcn, gat and gin, and all schemes, in one program."""
     graph, *_, wanted = whole()
     owner = graphs.partition(graph["gcn"], PARTS, method).owner
-    every, compiled, cut = on_parts(owner, SCHEMES)
+    every, compiled, cut = on_parts(owner, (*SCHEMES, COLUMNS))
     for found in every.values():
         pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
         for own, right in pairs:
@@ -273,9 +301,9 @@ def test_losses_slopes_and_bytes_of_eight_parts(method):
     kinds = perf.bytes_by_kind(compiled)
     # Of each graph two exchanges, and back: with slopes of the inputs, both of them.
     words = {
-        scheme: sum(2 * each.comm_words(WIDTH).operands for each in own.values())
+        scheme: sum(2 * each.comm_words(WIDTH).operands for each in cut[scheme].values())
         // PARTS
-        for scheme, own in cut.items()
+        for scheme in SCHEMES
     }
     lengths = [
         sum(rows.shape[1] for rows, _ in each.boundary.rounds)
@@ -285,10 +313,15 @@ def test_losses_slopes_and_bytes_of_eight_parts(method):
     assert kinds["collective-permute"] == 2 * 4 * words["halo"]
     longest = [each.boundary.arriving // PARTS for each in cut["all_to_all"].values()]
     assert 4 * words["all_to_all"] == 2 * 4 * WIDTH * PARTS * sum(longest)
-    assert kinds["all-to-all"] == 2 * 4 * words["all_to_all"]
+    # Columns of width 4 are filled up to 8. Of each graph rows become columns and
+    # columns rows; of each layer one product, of two heads or two products.
+    product = cut[COLUMNS]["gcn"].comm_words(WIDTH, columns=True).operands // PARTS
+    assert product == PARTS * cut[COLUMNS]["gcn"].sizes.max() * 8
+    turns, products = 3 * 2 * product // PARTS, 2 * (1 + 2 + 2) * product
+    assert kinds["all-to-all"] == 2 * 4 * (words["all_to_all"] + turns)
     # The transpose of a gather adds up what all devices have: a reduce-scatter.
-    assert kinds["all-gather"] == 4 * words["allgather"]
-    assert kinds["reduce-scatter"] == PARTS * 4 * words["allgather"]
+    assert kinds["all-gather"] == 4 * (words["allgather"] + products // PARTS)
+    assert kinds["reduce-scatter"] == 4 * (PARTS * words["allgather"] + products)
 
 
 def test_a_row_that_does_not_arrive_shows():

@@ -96,7 +96,13 @@ def by_hand(params, owner, count, stale=0, mean=0.0, ages=None):
 
 @pytest.mark.acceptance("gnn-parallelism", 6)
 @pytest.mark.parametrize(
-    "late", [{"stale": 0}, {"stale": 1}, {"stale": 3, "stale_mean": 0.5}]
+    "late",
+    [
+        {"stale": 0},
+        {"stale": 1},
+        {"stale": 3, "stale_mean": 0.5},
+        {"stale": 0, "scheme": "features"},
+    ],
 )
 def test_steps_are_those_of_numpy(late):
     """Two parts a device; the mean of losses and slopes is of all labels."""
@@ -135,7 +141,7 @@ def test_drawn_delays_are_those_of_numpy():
 def test_ages_are_a_pairs_and_a_steps_and_at_most_those_asked_for():
     found = config(stale=3, delay="random").model
     dataset = config().dataset.load()
-    parts = _gnn_parts.Parts(found, dataset.graph, dataset.owner, 4, [3, 5])
+    parts = _gnn_parts.Parts(found, dataset.graph, dataset.owner, 4, [3, 5, 3])
     drawn = np.stack(
         [
             [parts._ages(place, core.derive(jax.random.key(0), "step", step))]
@@ -259,6 +265,20 @@ def test_what_is_refused_before_anything_is_compiled():
         models.GnnConfig(stale=1, depth=1)
     with pytest.raises(refused, match="sees edges"):
         models.GnnConfig(stale=1, layer="mlp")
+    with pytest.raises(refused, match="scheme=features sends none"):
+        models.GnnConfig(stale=1, scheme="features")
+    with pytest.raises(refused, match="must be dense: got SparseRows"):
+        rows = graphs.SparseRows(
+            offsets=np.arange(41),
+            columns=np.zeros(40, int),
+            values=np.ones(40, "f4"),
+            width=3,
+        )
+        sparse = dataclasses.replace(dataset.graph, features=rows)
+        given["graph"] = sparse
+        models.GnnConfig(scheme="features").make(dataset.inputs, 3, **given)
+    with pytest.raises(refused, match="sgc propagates without a layer"):
+        make(layer="sgc", scheme="features")
     for fields in ({"stale_mean": 0.5}, {"delay": "random"}):
         with pytest.raises(refused, match="give stale, steps"):
             models.GnnConfig(**fields)
