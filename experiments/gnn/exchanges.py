@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hpcjax import graphs, runs
-from hpcjax.core import config
+from hpcjax.core import checks, config
 
 GRAPHS = "digits", "cora"
 METHODS = "hash", "contiguous", "rcm", "label_propagation"
-SCHEMES = "halo", "all_to_all", "allgather"
+COLUMNS = "features"
+SCHEMES = "halo", "all_to_all", "allgather", COLUMNS
 PASSES = "forward", "with slopes"
 UNTOLD, TOLD = PEERS = "compiler", "compiler, told to gather"
 
@@ -50,6 +51,11 @@ class Config(config.Config):
     width: config.Size = 16
     missing: bool = False
     seed: config.Seed = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "width must be divided by all parts, which have slices of columns"
+        checks.require(not any(self.width % p for p in self.parts), rule, **vars(self))
 
     def labels(self) -> "runs.Labels":
         """Returns those of the figures' dimensions."""
@@ -141,19 +147,24 @@ class _Layer:
         owner = graphs.partition(self.graph, p, method, seed=seed).owner
         pairs = count_pairs(self.graph, owner, p)
         graph = _without_one(self.graph, owner) if self.cfg.missing else self.graph
-        cut = graphs.partition(graph, p, owner, scheme)  # pyrefly: ignore
-        given = self._cut(cut)
+        way: Any = "halo" if scheme == COLUMNS else scheme
+        cut = graphs.partition(graph, p, owner, way)
+        given, make, join = self._cut(cut), self._in_parts, cut.join
+        if scheme == COLUMNS:
+            given, make = self._cut_columns(cut), self._in_columns
+            join = functools.partial(_join_columns, cut)
         programs = [
-            jax.jit(self._in_parts(cut, slopes)).lower(*given).compile()
+            jax.jit(make(cut, slopes)).lower(*given).compile()
             for slopes in (False, True)
         ]
-        outputs = [cut.join(each) for each in programs[1](*given)]
+        outputs = [join(each) for each in programs[1](*given)]
         block, longest = int(cut.sizes.max()), int(pairs.max())
         lengths = sum(rows.shape[1] for rows, _ in cut.boundary.rounds)
         passed = {"halo": lengths, "all_to_all": (p - 1) * longest}
-        passed["allgather"] = (p - 1) * block
+        passed["allgather"] = passed[COLUMNS] = (p - 1) * block
         rows = {"halo": (lengths, lengths), "all_to_all": (p * longest,) * 2}
         rows["allgather"] = block, p * block
+        rows[COLUMNS] = p * block, block
         forward, back = rows[scheme] if pairs.any() else (0, 0)
         return {
             "sent": [sum(perf.bytes_by_kind(each).values()) for each in programs],
@@ -169,6 +180,30 @@ class _Layer:
         own = self.x, self.slope
         degrees = cut.take(self.degrees, halo=True)
         return (*map(cut.take, own), degrees, cut.senders, cut.receivers)
+
+    def _cut_columns(self, cut: "graphs.PartitionedGraph") -> tuple[np.ndarray, ...]:
+        """Returns inputs and slopes by slices of columns, of all parts' rows."""
+        every = (np.concatenate(cut.take(own)[:, :-1]) for own in (self.x, self.slope))
+        return tuple(np.stack(np.split(each, self.parts, 1)) for each in every)
+
+    def _in_columns(self, cut: "graphs.PartitionedGraph", slopes: bool) -> Any:
+        import jax
+        from jax.sharding import PartitionSpec
+
+        whole = cut.graph_of_columns()
+
+        def on_device(*given: Any) -> Any:
+            x, slope = (each[0] for each in given)
+
+            def layer(x: Any) -> Any:
+                own = graphs.Columns(values=x, width=self.cfg.width, axis="data")
+                return graphs.gcn(whole, own, self.params)
+
+            y, back = jax.vjp(layer, x)
+            return (y[None], back(slope)[0][None]) if slopes else y[None]
+
+        own = PartitionSpec("data")
+        return jax.shard_map(on_device, mesh=self.mesh, in_specs=own, out_specs=own)
 
     def _in_parts(self, cut: "graphs.PartitionedGraph", slopes: bool) -> Any:
         import jax
@@ -223,6 +258,13 @@ class _Layer:
         compiled = program.lower(shape).compile()
         sent = sum(perf.ring_bytes_by_axis(compiled, self.mesh).values())
         return sent * self.parts / (4 * self.cfg.width * self.every)
+
+
+def _join_columns(cut: "graphs.PartitionedGraph", slices: Any) -> np.ndarray:
+    """Returns slices of columns of all parts' rows by vertices."""
+    every = np.concatenate(slices, 1)
+    rows = every.reshape(cut.parts, -1, every.shape[1])
+    return cut.join(np.pad(rows, ((0, 0), (0, 1), (0, 0))))  # the last is nobody's
 
 
 def _distance(ours: Any, theirs: Any) -> float:

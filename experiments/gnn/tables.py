@@ -179,8 +179,9 @@ BYTES = Table(
     ),
     caption=(
         "A graph convolution of width 16 on 2, 4 and 8 simulated devices, a part of "
-        "the vertices each. 2, 4, 8: rows that pass through links forward, over those "
-        "of an all-gather without padding, n (p - 1); of rounds, p times their "
+        "the vertices each; by features a slice of the columns of all, and products "
+        "are reduce-scattered. 2, 4, 8: rows through links forward, over those of "
+        "an all-gather without padding, n (p - 1); of rounds, p times their "
         "lengths. bytes: of the compiled collectives, forward and with slopes, over 4 "
         "k times the rows of the formulas, the farthest from 1. missed: remote "
         "neighbours, counted by hand, that tables lack. distance: of outputs and "

@@ -145,18 +145,20 @@ class PartitionedGraph:
         Args:
           edge_features: of the edges of the whole graph, as for `Graph`.
         """
-        most, count = self.rows - 1, len(self.owner)
-        first = self.boundary.arriving
-        own = self.vertices[:, first : first + most]
-        place = np.zeros(count, np.int32)
-        place[own[own >= 0]] = np.flatnonzero(own.ravel() >= 0)
+        first, most = self.boundary.arriving, self.rows - 1
+        own = self.vertices[:, first : first + most].ravel()
+        place = np.zeros(len(self.owner), np.int32)
+        place[own[own >= 0]] = np.flatnonzero(own >= 0)
         real = self.edges >= 0
-        every = self.edges[real]
         part, _ = np.nonzero(real)
-        ends = (self.vertices[part, each[real]] for each in (self.senders, self.receivers))
-        given = None if edge_features is None else np.asarray(edge_features)[every]
+        sent, received = (
+            place[self.vertices[part, rows[real]]]
+            for rows in (self.senders, self.receivers)
+        )
+        if edge_features is not None:
+            edge_features = np.asarray(edge_features)[self.edges[real]]
         rows = self.rows_of_columns
-        return make_graph(*(place[each] for each in ends), rows, edge_features=given)
+        return make_graph(sent, received, rows, edge_features=edge_features)
 
     def take(
         self, values: Shaped[np.ndarray, "vertices ..."], *, halo: bool = False

@@ -83,9 +83,7 @@ def both(layers):
     return program(params, batch, score, right), one(params)
 
 
-@pytest.mark.parametrize(
-    "layers", [FEW, pytest.param(OTHERS, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("layers", [FEW, pytest.param(OTHERS, marks=pytest.mark.slow)])
 def test_columns_of_layers_are_those_of_the_whole(layers):
     """Losses and slopes of two layers of each kind."""
     ours, theirs = both(layers)

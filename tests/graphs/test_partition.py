@@ -300,11 +300,10 @@ def test_losses_slopes_and_bytes_of_eight_parts(method):
             np.testing.assert_allclose(own, right, rtol=1e-5, atol=1e-5)
     kinds = perf.bytes_by_kind(compiled)
     # Of each graph two exchanges, and back: with slopes of the inputs, both of them.
-    words = {
-        scheme: sum(2 * each.comm_words(WIDTH).operands for each in cut[scheme].values())
-        // PARTS
-        for scheme in SCHEMES
-    }
+    words = {}
+    for scheme in SCHEMES:
+        rows = [each.comm_words(WIDTH).operands for each in cut[scheme].values()]
+        words[scheme] = 2 * sum(rows) // PARTS
     lengths = [
         sum(rows.shape[1] for rows, _ in each.boundary.rounds)
         for each in cut["halo"].values()

@@ -267,15 +267,11 @@ def test_what_is_refused_before_anything_is_compiled():
         models.GnnConfig(stale=1, layer="mlp")
     with pytest.raises(refused, match="scheme=features sends none"):
         models.GnnConfig(stale=1, scheme="features")
+    kept = np.arange(41), np.zeros(40, int), np.ones(40, "f4")
+    names = "offsets", "columns", "values"
+    rows = graphs.SparseRows(**dict(zip(names, kept, strict=True)), width=3)
+    given["graph"] = dataclasses.replace(dataset.graph, features=rows)
     with pytest.raises(refused, match="must be dense: got SparseRows"):
-        rows = graphs.SparseRows(
-            offsets=np.arange(41),
-            columns=np.zeros(40, int),
-            values=np.ones(40, "f4"),
-            width=3,
-        )
-        sparse = dataclasses.replace(dataset.graph, features=rows)
-        given["graph"] = sparse
         models.GnnConfig(scheme="features").make(dataset.inputs, 3, **given)
     with pytest.raises(refused, match="sgc propagates without a layer"):
         make(layer="sgc", scheme="features")
