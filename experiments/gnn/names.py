@@ -19,4 +19,10 @@ MATRICES = ", matrices"
 GLOBAL = (*(f"{name}{MATRICES}" for name in BOTH), *ALONE)
 OWN = (*LOCAL, *GLOBAL)
 NAMES = (*OWN, *CONTROLS)
+# Of `model.layer`; the last sees no edge, and is the control.
+KINDS = (
+    *("gcn", "sage", "gat", "gin", "commnet", "agnn", "monet", "vanilla_attention"),
+    *("g_gcn", "edge_conv", "sgc", "mlp"),
+)
+WAYS = "data", "vertex", "features", "stale"
 MOVED = ("gather", "scatter-add", "scatter-max")

@@ -6,6 +6,7 @@ from experiments.gnn.exchanges import GRAPHS, METHODS, PEERS, SCHEMES, UNTOLD
 from experiments.gnn.names import (
     BY_EDGE,
     DENSE,
+    KINDS,
     LOCAL,
     LOGS,
     NAMES,
@@ -15,6 +16,7 @@ from experiments.gnn.names import (
     OWN,
     TERMS,
     UNMOVED,
+    WAYS,
 )
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars, Dots
@@ -316,6 +318,93 @@ STALENESS = Table(
             "edges": above("accuracy", FRESH, REGRESSION)
             .at_least(4.0, "points of it above logistic regression")
             .fails({FRESH: REGRESSION}),
+        },
+    ),
+)
+
+
+OTHER = "gcn, composed for 2 of 4 devices"
+_EDGES = [name for name in KINDS if name != "mlp"]
+
+
+def taxonomy(rows: reduce.Rows) -> "xr.Dataset":
+    """Returns what each layer trains by, and what the refusals of the rest say."""
+    run, control = (reduce.first(rows[name]) for name in ("tried", "other"))
+    found = {name: _trials(run.sel(layer=name)) for name in KINDS}
+    return reduce.from_cells(found | {OTHER: _trials(control.sel(layer="gcn"))})
+
+
+def _trials(own: "xr.Dataset") -> dict[str, float | str]:
+    """Returns the trials of one layer, and the refusals, each once."""
+    ticks, said = {}, {}
+    for way in WAYS:
+        one = own.sel(way=way)
+        good = bool(one["tick"]) and bool(one["traced"])
+        ticks[way] = "yes" if good else "no"
+        text = str(one["refusal"].values).partition(": got")[0]
+        said.setdefault(text, []).append(way)
+    said.pop("", None)
+    total = {name: int(own[name].sum()) for name in ("tick", "traced", "own", "named")}
+    return {
+        **ticks,
+        "ticks": total["tick"],
+        "holes": total["tick"] - total["traced"],
+        "silent": total["traced"] - total["own"],
+        "unnamed": len(WAYS) - total["named"],
+        "refusal": "; ".join(
+            f"{', '.join(ways)}: {text}" for text, ways in said.items()
+        ),
+    }
+
+
+TAXONOMY = Table(
+    id="gnn/taxonomy",
+    title="Which layers of graph networks train by which parallelism",
+    paper=(
+        "Besta and Hoefler, TPAMI 2023, its taxonomy of parallelism: mini-batches of "
+        "subgraphs, partitions of vertices, features, and asynchrony"
+    ),
+    caption=(
+        "Each layer was composed into a training on 4 simulated devices in four ways, "
+        "and its step was traced, not run. data: sampled subgraphs on each device; "
+        "vertex: parts of a graph, rows in rounds; features: columns of all vertices; "
+        "stale: vertex with rows a step old. ticks: tasks that parts compose, of four; "
+        "holes: those whose step is not traced; silent: traced without the collective "
+        "of its way, psum, ppermute, reduce_scatter, ppermute and rows kept; unnamed: "
+        "neither traced nor refused by an error that names the layer. The control's "
+        "parts are told of 2 devices."
+    ),
+    shows=(
+        "Each layer of a graph network was composed with four kinds of parallelism. "
+        "Long bars can be had in all of them; what is missing is refused by name."
+    ),
+    picture=Bars(("ticks",), label="kinds of parallelism"),
+    columns={
+        **{way: way for way in WAYS},
+        "ticks": "ticks",
+        "holes": "holes",
+        "silent": "silent",
+        "unnamed": "unnamed",
+        "refusal": "refusals",
+    },
+    reduce=taxonomy,
+    tiers=on_cpu(
+        minutes=1.0,
+        devices=4,
+        runs={
+            "tried": Runs(config="gnn/taxonomy"),
+            "other": Runs(config="gnn/taxonomy:other"),
+        },
+        claims={
+            "traced": most("holes", *KINDS)
+            .at_most(0, "tasks that compose and whose step is not traced, of a layer")
+            .fails({"gcn": OTHER}),
+            "sends": most("silent", *_EDGES)
+            .at_most(0, "steps without the collective of their way, of a layer")
+            .fails({"gcn": "mlp"}),
+            "named": most("unnamed", *KINDS)
+            .at_most(0, "combinations neither traced nor refused by name, of a layer")
+            .fails({"gcn": OTHER}),
         },
     ),
 )
