@@ -1,6 +1,6 @@
 """Tables of graph networks: what their layers cost, and what their parts exchange."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments.gnn.exchanges import GRAPHS, METHODS, PEERS, SCHEMES, UNTOLD
 from experiments.gnn.names import (
@@ -334,7 +334,7 @@ def taxonomy(rows: reduce.Rows) -> "xr.Dataset":
     return reduce.from_cells(found | {OTHER: _trials(control.sel(layer="gcn"))})
 
 
-def _trials(own: "xr.Dataset") -> dict[str, float | str]:
+def _trials(own: "xr.Dataset") -> dict[str, Any]:
     """Returns the trials of one layer, and the refusals, each once."""
     ticks, said = {}, {}
     for way in WAYS:
