@@ -8,6 +8,7 @@ import types
 import jax
 import numpy as np
 import pytest
+import xarray as xr
 
 from experiments.mpcompress import floors, tables
 from hpcjax.data import CharTextConfig
@@ -65,9 +66,22 @@ def test_what_is_left_out_is_a_network_of_fewer_branches():
     assert abs(ours - whole).max() > 0.1
 
 
-def made(**errors):
+def build(table, likely):
     """The table of errors by row; those of others are a codec's that loses nothing."""
-    runs = tables.LAYERS.tier("cpu").runs
+    return table.reduce(
+        {
+            name: rows.run(
+                {"eval_step": [1, 2]},
+                seeds=own.seeds,
+                val_error=("eval_step", [1, likely.get(name, 0.55)]),
+            )
+            for name, own in table.tier("cpu").runs.items()
+        }
+    )
+
+
+def made(**errors):
+    """That of layers."""
     likely = {
         tables.UNIGRAM: 0.82,
         tables.BIGRAM: 0.69,
@@ -76,20 +90,11 @@ def made(**errors):
         tables.LEFT: 0.5698,
     }
     lossy = {name + tables.EVERY: 0.64 for name in tables._LOSSY}
-    return tables.LAYERS.reduce(
-        {
-            name: rows.run(
-                {"eval_step": [1, 2]},
-                seeds=own.seeds,
-                val_error=("eval_step", [1, (likely | lossy | errors).get(name, 0.55)]),
-            )
-            for name, own in runs.items()
-        }
-    )
+    return build(tables.LAYERS, likely | lossy | errors)
 
 
-def failing(table):
-    return {v.name for v in judge(tables.LAYERS.tier("cpu"), table) if not v.holds}
+def failing(found, table=tables.LAYERS):
+    return {v.name for v in judge(table.tier("cpu"), found) if not v.holds}
 
 
 @pytest.mark.parametrize(
@@ -107,10 +112,40 @@ def test_claims_fail_for_what_they_deny(errors, failed):
     assert failing(made(**errors)) == failed
 
 
-def test_entries_send_the_bytes_of_the_autoencoder():
+@pytest.mark.parametrize(
+    ("errors", "failed"),
+    [
+        ({}, set()),
+        ({tables.PLAIN: 0.6}, {"learnt", "quantized"}),
+        ({tables.FOUR: 0.57}, {"quantized"}),
+        ({tables.AUTO: 0.78}, {"autoencoder"}),
+        ({tables.RANDOM: 0.78}, {"Random-k"}),
+        ({tables.RANDOM: 0.7}, {"Random-k", "chance"}),
+        ({tables.WIDE: 0.58}, {"A2"}),
+    ],
+)
+def test_claims_between_stages_fail_for_what_they_deny(errors, failed):
+    likely = {tables.UNIGRAM: 0.81, tables.BIGRAM: 0.66, tables.AUTO: 0.64}
+    likely |= {tables.TOP: 0.78, tables.MANY: 0.75, tables.RANDOM: 0.8}
+    found = build(tables.ACCURACY, likely | errors)
+    assert failing(found, tables.ACCURACY) == failed
+
+
+def test_intervals_are_two_standard_errors_wide():
+    found = tables._errors(xr.DataArray([1.0, 2.0, 3.0]), "rise")
+    wide = 2 / np.sqrt(3)
+    assert found == pytest.approx(
+        {"rise": 2, "rise_low": 2 - wide, "rise_high": 2 + wide}
+    )
+
+
+@pytest.mark.parametrize("table", ["layers", "stages"])
+def test_entries_send_the_bytes_of_the_autoencoder(table):
     sent = set()
     for variant in ("autoencoder", "topk", "randomk"):
-        cfg = discover.load(f"mpcompress/layers:{variant}", {}, REPOSITORY).config
-        shape = cfg.train.batch_size, cfg.dataset.context, cfg.model.width
-        sent.add(cfg.codec.wire_bytes(shape, "float32", cfg.parallel.col))
+        cfg = discover.load(f"mpcompress/{table}:{variant}", {}, REPOSITORY).config
+        where = "pipeline" if table == "stages" else "tensor"
+        rows = cfg.train.batch_size // getattr(cfg.parallel, "micro_batches", 1)
+        shape = rows, cfg.dataset.context, cfg.model.width
+        sent.add(cfg.codec.wire_bytes(shape, "float32", 2, where))
     assert len(sent) == 1
