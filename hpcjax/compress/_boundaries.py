@@ -1,12 +1,22 @@
 """Codecs between the stages of a pipeline; see `Codec.apply_between`."""
 
+import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from hpcjax.compress._codes import CODECS, check_stack, layer_keys, list_kernels
+from hpcjax.compress._codes import (
+    CODECS,
+    check_stack,
+    draw_layers,
+    give_codecs,
+    layer_keys,
+    list_kernels,
+    put,
+)
 from hpcjax.core import checks
 from hpcjax.core.deferred import realize
 from hpcjax.core.errors import ConfigError
@@ -20,7 +30,9 @@ if TYPE_CHECKING:
 STAGES = "stages"
 
 
-def compress_between(model: Model, codec: "Codec", stages: int) -> Model:
+def compress_between(
+    model: Model, codec: "Codec", stages: int, tensor: int
+) -> Model:
     """Returns the network whose stages send codes; see `Codec.apply_between`."""
     if model.cut is None:
         raise ConfigError("a codec between stages takes models with core.Model.cut")
@@ -37,7 +49,9 @@ def compress_between(model: Model, codec: "Codec", stages: int) -> Model:
             f"is compressed: got {start}, stages begin at {list(begins)}"
         )
     like = next(iter(kernels.values()))
-    made = _Between(model, codec, range(coded[0], stages), like)
+    codec = dataclasses.replace(codec, start=start)
+    summed = kernels if tensor > 1 else {}
+    made = _Between(model, codec, range(coded[0], stages), like, summed)
     added = *model.added, CODECS
     return model._replace(init=made.init, apply=made.apply, cut=made.cut, added=added)
 
@@ -49,6 +63,7 @@ class _Between(NamedTuple):
     codec: Any
     stages: range
     like: Any  # a kernel, whose outputs are as wide
+    summed: Mapping[str, Any]  # kernels whose products devices of a stage sum, by path
 
     def init(self, key: jax.Array) -> tuple[Any, Any]:
         """Draws the network, and what the codec learns for each of the stages."""
@@ -57,11 +72,21 @@ class _Between(NamedTuple):
         own = jax.vmap(lambda one: self.codec.init(one, like.shape[-1], like.dtype))(
             layer_keys(key, jnp.arange(self.stages.start, self.stages.stop))
         )
-        return ({**params, CODECS: {STAGES: own}} if own else params), state
+        if own:
+            params = {**params, CODECS: {STAGES: own}}
+        for path, each in self.summed.items():
+            own = draw_layers(self.codec, key, path, each, jnp.arange(each.shape[0]))
+            stack, _, inner = path.rpartition("/")[0].partition("/")
+            if own:
+                params = put(params, f"{stack}/{CODECS}/{inner}", own)
+        return params, state
 
     def apply(self, params: Any, state: Any, x: Any, **options: Any) -> Any:
         """Computes the network in one piece, which sends nothing."""
-        return self.model.apply(_without(params), state, x, **options)
+        plain = _without(params)
+        stack = self.model.cut().stack  # pyrefly: ignore[not-callable]
+        plain[stack] = _without(plain[stack])
+        return self.model.apply(plain, state, x, **options)
 
     def cut(self) -> Cut:
         """Returns the network's parts, which are not given what the codec learns."""
@@ -72,6 +97,8 @@ class _Between(NamedTuple):
             coded=self.stages.start,
             through=getattr(self.codec, "grad", "exact") == "through",
             skips=getattr(self.codec, "skip_in_validation", False),
+            give=self.give if self.summed else None,
+            start=self.codec.start,
         )
         return cut._replace(
             first=lambda rest, x: cut.first(_without(rest), x),
@@ -93,6 +120,12 @@ class _Between(NamedTuple):
     def decode(self, rest: Any, code: Any, like: Any, stage: Any) -> Any:
         """Returns what a stage computes with."""
         return self.codec.decode(code, like, self.given(rest, stage))
+
+    def give(self, blocks: Any, layers: jax.Array, key: jax.Array) -> Any:
+        """Returns blocks whose kernels have the codec, where devices sum products."""
+        inner = [path.partition("/")[2] for path in self.summed]
+        plain, learnt = _without(blocks), realize(blocks.get(CODECS, {}))
+        return give_codecs(plain, inner, self.codec, learnt, key, layers)
 
     def given(self, rest: Any, stage: Any) -> Any:
         """Returns what the codec has learnt for a stage."""

@@ -8,6 +8,7 @@ import functools
 import math
 import operator
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -175,8 +176,9 @@ class _Compressed(NamedTuple):
         params, state = self.model.init(key)
         learnt: dict[str, Any] = {}
         for path in self.kernels:
-            if own := self._draw(key, path):
-                learnt = _put(learnt, path.rpartition("/")[0], own)
+            layers = jnp.arange(self.codec.start, self.depth)
+            if own := draw_layers(self.codec, key, path, self.kernels[path], layers):
+                learnt = put(learnt, path.rpartition("/")[0], own)
         # Devices' states are averaged: a count is a float32, exact below 2²⁴.
         names = (*self.codec.figures, *[_STEPS] * bool(self.codec.warmup))
         state = {**state, **dict.fromkeys(names, jnp.float32(0))}
@@ -218,31 +220,48 @@ class _Compressed(NamedTuple):
             new = {**new, _STEPS: steps + train}
         return y, new | {name: n + train * counted[name] for name, n in before.items()}
 
-    def _draw(self, key: jax.Array, path: str) -> dict[str, jax.Array]:
-        """Draws what the codec learns for one kind of sums, stacked from its start."""
-        like, own = self.kernels[path], derive(key, f"{CODECS}/{path}")
-        keys = layer_keys(own, jnp.arange(self.codec.start, self.depth))
-        width, dtype = like.shape[-1], like.dtype
-        return jax.vmap(lambda one: self.codec.init(one, width, dtype))(keys)
-
     def _give(self, params: Any, learnt: Any, key: Any) -> Any:
         """Returns parameters whose cut kernels have the codec."""
         key = jax.random.key(0) if key is None else whole_batch(key)
         before = (self.codec.start, 0)  # layers, whose codecs are never used
-        for path in self.kernels:
-            node = _at(params, path)
-            if not (isinstance(node, shards.Part | shards.Shard) and _sums(node)):
-                continue
-            own = _at(learnt, path.rpartition("/")[0]) if learnt else {}
-            given = jax.tree.map(lambda leaf: jnp.pad(leaf, (before, *_NONE)), own)
-            if self.codec.draws:
-                given = {"key": layer_keys(derive(key, path), jnp.arange(self.depth))}
-            coded = dataclasses.replace(node, codec=self.codec, given=given)
-            params = _put(params, path, coded)
-        return params
+        learnt = jax.tree.map(lambda leaf: jnp.pad(leaf, (before, *_NONE)), learnt)
+        layers = jnp.arange(self.depth)
+        return give_codecs(params, self.kernels, self.codec, learnt, key, layers)
 
 
 _NONE = ((0, 0), (0, 0))
+
+
+def draw_layers(
+    codec: "Codec", key: jax.Array, path: str, like: Any, layers: jax.Array
+) -> dict[str, jax.Array]:
+    """Draws what a codec learns for one kind of sums, stacked, of these layers."""
+    keys = layer_keys(derive(key, f"{CODECS}/{path}"), layers)
+    return jax.vmap(lambda one: codec.init(one, like.shape[-1], like.dtype))(keys)
+
+
+def give_codecs(
+    params: Any,
+    kernels: Iterable[str],
+    codec: "Codec",
+    learnt: Any,
+    key: jax.Array,
+    layers: jax.Array,
+) -> Any:
+    """Returns parameters whose kernels have the codec where devices sum products.
+
+    What is learnt has a row for each of the layers, as the kernels have.
+    """
+    for path in kernels:
+        node = _at(params, path)
+        if not (isinstance(node, shards.Part | shards.Shard) and _sums(node)):
+            continue
+        given = _at(learnt, path.rpartition("/")[0]) if learnt else {}
+        if codec.draws:
+            given = {"key": layer_keys(derive(key, path), layers)}
+        coded = dataclasses.replace(node, codec=codec, given=given)
+        params = put(params, path, coded)
+    return params
 
 
 def _sum_everywhere(count: jax.Array) -> jax.Array:
@@ -301,6 +320,7 @@ def _at(tree: Any, path: str) -> Any:
     return functools.reduce(operator.getitem, path.split("/"), tree)
 
 
-def _put(tree: Any, path: str, leaf: Any) -> Any:
+def put(tree: Any, path: str, leaf: Any) -> Any:
+    """Returns a tree with a leaf at a path."""
     name, _, rest = path.partition("/")
-    return {**tree, name: _put(tree.get(name, {}), rest, leaf) if rest else leaf}
+    return {**tree, name: put(tree.get(name, {}), rest, leaf) if rest else leaf}

@@ -170,7 +170,9 @@ class Codec(Config):
 
         return _codes.compress_sums(model, self, passes)
 
-    def apply_between(self, model: "Model", stages: int) -> "Model":
+    def apply_between(
+        self, model: "Model", stages: int, tensor: int = 1
+    ) -> "Model":
         """Returns the network that sends codes from stage to stage of a pipeline.
 
         To those alone whose first layer is `start` or a later one. What the codec
@@ -178,9 +180,15 @@ class Codec(Config):
         entries are of what was sent, whose places the sender keeps. Outside of stages
         it is the network without a codec.
 
+        Where devices share the matrices of a stage, sums of layers from `start` on are
+        compressed as well, of each micro-batch. What the codec learns for these is
+        `<stack>/codecs/<path of the layer>/<name>`, with a row for every layer, of
+        which those before `start` are never used.
+
         Args:
           model: with a `cut` and a stack of layers.
           stages: of equally many layers.
+          tensor: devices that share the matrices of a stage.
 
         Raises:
           ConfigError: a model without these, or in which nothing would be compressed;
@@ -190,7 +198,7 @@ class Codec(Config):
 
         rule = "between stages codec.warmup must be 0"
         checks.require(self.warmup == 0, rule, warmup=self.warmup)
-        return _boundaries.compress_between(model, self, stages)
+        return _boundaries.compress_between(model, self, stages, tensor)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -333,11 +341,13 @@ class Entries(Codec):
         values, indices = code
         return _codes.scatter(values, indices, like)
 
-    def apply_between(self, model: "Model", stages: int) -> "Model":
+    def apply_between(
+        self, model: "Model", stages: int, tensor: int = 1
+    ) -> "Model":
         """As for all codecs, with slopes of what was sent alone."""
         rule = "between stages the slope is of what was sent: set codec.grad=masked"
         checks.require(self.grad == "masked", rule, grad=self.grad)
-        return super().apply_between(model, stages)
+        return super().apply_between(model, stages, tensor)
 
     def keep(self, code: Any) -> Any:
         """Returns the indices, if the slope is masked by them."""

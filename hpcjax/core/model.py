@@ -137,6 +137,9 @@ class Between(NamedTuple):
       coded: the first stage that is sent one.
       through: whether slopes pass as if nothing had been encoded.
       skips: whether validation does without.
+      give: `(blocks, layers, key) -> blocks`, puts the codec into those kernels whose
+        products devices sum, of a stack of blocks with these numbers; None for none.
+      start: the first layer whose sums are compressed.
     """
 
     encode: Callable[..., Any]
@@ -144,6 +147,8 @@ class Between(NamedTuple):
     coded: int = 1
     through: bool = False
     skips: bool = False
+    give: Callable[[Any, jax.Array, Any], Any] | None = None
+    start: int = 0
 
 
 class Cut(NamedTuple):

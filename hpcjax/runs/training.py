@@ -175,7 +175,7 @@ class TrainingConfig(Config):
             "activations: it goes with parallel=tensor3d, parallel.row=1 and "
             "parallel.col above 1, or with parallel=ted and parallel.tensor above 1; "
             "or what stages send each other: with parallel=pipeline, parallel.stages "
-            f"above 1 and parallel.tensor=1: got {self.parallel!r}"
+            f"above 1: got {self.parallel!r}"
         )
 
     def _check_data(self) -> None:
@@ -370,7 +370,7 @@ def _compose(
         model = sparsity.apply_to(model)
     if cfg.codec is not None:
         model = (
-            cfg.codec.apply_between(model, cfg._stages)
+            cfg.codec.apply_between(model, cfg._stages, cfg.parallel.tensor)
             if cfg._stages
             else cfg.codec.apply_to(model, cfg.train.accumulate)
         )

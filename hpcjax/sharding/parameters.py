@@ -42,6 +42,7 @@ AXES: tuple[tuple[str, tuple[Meaning | None, ...]], ...] = (
     (r"attention/(key|value)/kernel", ("embed", "kv")),
     (r"attention/output/kernel", ("heads", "embed")),
     (r"(attention/output|mlp/down)/(encoder|decoder)", (None, None)),
+    (r"codecs/stages/(encoder|decoder)", (None, None, None)),
     (r"attention/query/bias", ("heads",)),
     (r"attention/(key|value)/bias", ("kv",)),
     (r"mlp/(up|gate)/kernel", ("embed", "ff")),

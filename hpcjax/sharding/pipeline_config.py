@@ -37,8 +37,8 @@ class PipelineConfig(Config):
 
     @property
     def sends(self) -> int:
-        """How many stages send each other whole activations; 0 for none."""
-        return self.stages if self.stages > 1 and self.tensor == 1 else 0
+        """How many stages send each other activations; 0 for none."""
+        return self.stages if self.stages > 1 else 0
 
     def check_run(self, devices: int, batch_size: int, accumulate: int = 1) -> None:
         """Raises ConfigError if devices cannot share out the model, or a batch.

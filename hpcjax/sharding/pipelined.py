@@ -1,7 +1,8 @@
 """A model in stages, each with some of its blocks, trained by a pipeline."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -130,11 +131,11 @@ class _Split(NamedTuple):
         between = self.cut.between
 
         def visit(y: Any, stage: jax.Array) -> tuple[Any, None]:
-            if between is not None and not between.skips:
-                coded = self._pass_on(between, rest, y, stage)
-                y = jnp.where(stage >= between.coded, coded, y)
             mine = lax.axis_index(STAGE_AXIS) == stage
-            own = _run(self.cut, blocks, vary(y, STAGE_AXIS))
+            if between is None or between.skips:
+                own = _run(self.cut, blocks, vary(y, STAGE_AXIS))
+            else:
+                own = self._pass_on(between, rest, blocks, y, stage)
             kept = jax.tree.map(lambda leaf: jnp.where(mine, leaf, 0), own)
             return lax.psum(kept, STAGE_AXIS), None
 
@@ -148,13 +149,14 @@ class _Split(NamedTuple):
         count, cut = self.schedule.micro_batches, self.cut
         # A micro-batch counts by what it scores, as those of `optim.accumulate` do.
         share = one_pass.share / count
+        draw = None if cut.between is None else _draw_by(whole_batch(one_pass.key))
 
         def first(rest: Any, visit: Visit) -> Any:
             return cut.first(self._join(rest), visit.batch["x"])
 
         def stage(blocks: Any, y: Any, visit: Visit) -> Any:
-            del visit
-            return _run(cut, self._join({cut.stack: blocks})[cut.stack], y)
+            own = self._join({cut.stack: blocks})[cut.stack]
+            return _run(cut, own, y, draw(visit) if draw else None)
 
         def last(rest: Any, y: Any, visit: Visit) -> Any:
             outputs = cut.last(self._join(rest), y)
@@ -162,9 +164,8 @@ class _Split(NamedTuple):
             return divide(totals.sums, share)["loss"]
 
         functions = StageFunctions(first=first, stage=stage, last=last)
-        if cut.between is not None:
-            key = whole_batch(one_pass.key)
-            functions = self._encode(functions, cut.between, key)
+        if draw is not None:
+            functions = self._encode(functions, cut.between, draw)
         differentiate = pipelined_value_and_grad(
             self.schedule, functions, data_axis=DATA_AXIS
         )
@@ -178,32 +179,36 @@ class _Split(NamedTuple):
         means = {"loss": found.value}
         return PassResult(grads, means, one_pass.model_state, extras)
 
-    def _pass_on(self, between: Between, rest: Any, y: Any, stage: jax.Array) -> Any:
-        """Returns what a stage is sent in validation, by micro-batches, too."""
+    def _pass_on(
+        self, between: Between, rest: Any, blocks: Any, y: Any, stage: jax.Array
+    ) -> Any:
+        """Returns what a stage makes in validation, by micro-batches, too."""
         count = self.schedule.micro_batches
         rule = "with a codec micro_batches must divide a device's rows in validation"
         checks.require(y.shape[0] % count == 0, rule, rows=y.shape[0], count=count)
 
-        def one(y: jax.Array, number: jax.Array) -> jax.Array:
+        def one(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+            y, number = part
             key = jax.random.fold_in(jax.random.key(0), number)
             code = between.encode(rest, y, stage, key)
-            return between.decode(rest, code, y, stage)
+            coded = between.decode(rest, code, y, stage)
+            y = jnp.where(stage >= between.coded, coded, y)
+            return _run(self.cut, blocks, vary(y, STAGE_AXIS), key)
 
         parts = y.reshape(count, -1, *y.shape[1:])
-        return jax.vmap(one)(parts, jnp.arange(count)).reshape(y.shape)
+        return lax.map(one, (parts, jnp.arange(count))).reshape(y.shape)
 
     def _encode(
-        self, functions: StageFunctions, between: Between, key: jax.Array
+        self,
+        functions: StageFunctions,
+        between: Between,
+        draw: Callable[[Visit], jax.Array],
     ) -> StageFunctions:
         """Returns stages that send codes."""
-        # Every branch of the program makes its key anew, for a key is used only once.
-        bits, kind = jax.random.key_data(key), jax.random.key_impl(key)
 
         def encode(rest: Any, y: Any, visit: Visit) -> Any:
-            own = jax.random.wrap_key_data(bits, impl=kind)
-            own = jax.random.fold_in(own, visit.micro_batch)
             to = visit.stage + 1
-            return between.encode(self._join(rest), y, to, own, visit.sent)
+            return between.encode(self._join(rest), y, to, draw(visit), visit.sent)
 
         def decode(rest: Any, code: Any, visit: Visit) -> Any:
             like = jax.eval_shape(functions.first, rest, visit)
@@ -228,6 +233,37 @@ class _Split(NamedTuple):
         return trees.unflatten(params, leaves)
 
 
-def _run(cut: Cut, blocks: Any, y: Any) -> Any:
-    """Returns the output of blocks one after the other, with leaves `[blocks, ...]`."""
-    return lax.scan(lambda y, one: (cut.block(one, y), None), y, blocks)[0]
+def _draw_by(key: jax.Array) -> Callable[[Visit], jax.Array]:
+    """Returns what makes the key of a micro-batch."""
+    # Every branch of the program makes its key anew, for a key is used only once.
+    bits, kind = jax.random.key_data(key), jax.random.key_impl(key)
+
+    def draw(visit: Visit) -> jax.Array:
+        own = jax.random.wrap_key_data(bits, impl=kind)
+        return jax.random.fold_in(own, visit.micro_batch)
+
+    return draw
+
+
+def _run(cut: Cut, blocks: Any, y: Any, key: Any = None) -> Any:
+    """Returns the output of blocks one after the other, with leaves `[blocks, ...]`.
+
+    With a key sums are compressed, if the cut says so.
+    """
+    between = cut.between
+    if key is None or between is None or between.give is None:
+        return lax.scan(lambda y, one: (cut.block(one, y), None), y, blocks)[0]
+    count = jax.tree.leaves(blocks)[0].shape[0]
+    layers = lax.axis_index(STAGE_AXIS) * count + jnp.arange(count)
+    with_codec = between.give(blocks, layers, key)
+
+    def step(y: Any, one: Any) -> tuple[Any, None]:
+        layer, own = one
+        coded = functools.partial(cut.block, own)
+        if between.start == 0:
+            return coded(y), None
+        # Devices that share the matrices of a stage take the same branch.
+        plain = functools.partial(cut.block, shards.without_codecs(own))
+        return lax.cond(layer >= between.start, coded, plain, y), None
+
+    return lax.scan(step, y, (layers, with_codec))[0]

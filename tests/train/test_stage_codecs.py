@@ -20,8 +20,9 @@ PIPE = PipelineConfig(stages=2, micro_batches=2, schedule="gpipe")
 LEARNT = Autoencoder(d=3)
 
 
-def network(codec=LEARNT, model=LM):
-    return codec.apply_between(model.make((CONTEXT,), TOKENS), PIPE.stages)
+def network(codec=LEARNT, model=LM, tensor=1):
+    plain = model.make((CONTEXT,), TOKENS)
+    return codec.apply_between(plain, PIPE.stages, tensor)
 
 
 def on_one_device(model):
@@ -33,6 +34,9 @@ def on_one_device(model):
         first, second = (
             jax.tree.map(lambda w, at=at: w[at], params[cut.stack]) for at in (0, 1)
         )
+        learnt = second.pop("codecs", {})
+        first.pop("codecs", None)
+        second = fold_sums(second, learnt)
         y = cut.block(first, cut.first(rest, x))
         code = cut.between.encode(rest, y, 1, None)
         y = cut.block(second, cut.between.decode(rest, code, y, 1))
@@ -41,15 +45,28 @@ def on_one_device(model):
     return model._replace(apply=apply, cut=None)
 
 
+def fold_sums(block, learnt):
+    """A block whose kernels do what the autoencoders do behind them."""
+    for layer, inner in learnt.items():
+        for name, own in inner.items():
+            kernel = block[layer][name]["kernel"] @ own["encoder"].T @ own["decoder"].T
+            put = {**block[layer], name: {**block[layer][name], "kernel": kernel}}
+            block = {**block, layer: put}
+    return block
+
+
 @functools.cache
-def trained(schedule):
+def trained(schedule, tensor=1, codec=LEARNT):
     """Parameters after a step, its loss, and sums of a validation."""
     own = data.noise_tokens(ROWS, CONTEXT, TOKENS, seed=0)
-    model, parallel, devices = network(), None, 1
+    model = LM.make((CONTEXT,), TOKENS)
+    model = model if codec is None else network(codec, tensor=tensor)
+    parallel, devices = None, 1
     if schedule is None:
         model = on_one_device(model)
     else:
-        parallel, devices = dataclasses.replace(PIPE, schedule=schedule), 2
+        parallel = dataclasses.replace(PIPE, schedule=schedule, tensor=tensor)
+        devices = PIPE.stages * tensor
     method = train.compose(
         model,
         own,
@@ -71,15 +88,30 @@ def trained(schedule):
 
 @pytest.mark.slow
 @pytest.mark.acceptance("mpcompress", 9)
-@pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b"])
-def test_an_autoencoder_between_stages_trains_as_on_one_device(schedule):
-    ours, loss, sums = trained(schedule)
-    theirs, wanted, whole = trained(None)
+@pytest.mark.parametrize(
+    ("schedule", "tensor"), [("gpipe", 1), ("one_f_one_b", 1), ("one_f_one_b", 2)]
+)
+def test_autoencoders_of_stages_train_as_on_one_device(schedule, tensor):
+    ours, loss, sums = trained(schedule, tensor)
+    theirs, wanted, whole = trained(None, tensor)
+    assert ours.keys() == theirs.keys()
     assert ours["codecs/stages/encoder"].shape == (1, 3, 8)
+    assert ("blocks/codecs/mlp/down/encoder" in ours) == (tensor == 2)
     for path, leaf in theirs.items():
         np.testing.assert_allclose(ours[path], leaf, rtol=1e-5, atol=1e-6, err_msg=path)
     assert loss == pytest.approx(wanted, rel=1e-5)
     assert sums == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.acceptance("mpcompress", 1)
+def test_identity_in_and_between_stages_changes_no_bit():
+    ours, theirs = (
+        trained("one_f_one_b", 2, codec) for codec in (Identity(start=0), None)
+    )
+    assert ours[1:] == theirs[1:]
+    for path, leaf in theirs[0].items():
+        np.testing.assert_array_equal(ours[0][path], leaf, err_msg=path)
 
 
 def test_outside_of_stages_the_network_runs_without_its_codec():
