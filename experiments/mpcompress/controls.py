@@ -19,3 +19,23 @@ def pretended() -> Iterator[None]:
 
     with mock.patch.object(_codes, "gather_codes", summed):
         yield
+
+
+@contextlib.contextmanager
+def pretended_between() -> Iterator[None]:
+    """Stages send each other what they have decoded."""
+    from hpcjax.compress._boundaries import _Between
+
+    def encode(
+        self: Any, rest: Any, y: Any, stage: Any, key: Any, sent: Any = None
+    ) -> Any:
+        code = made(self, rest, y, stage, key, sent)
+        return opened(self, rest, code, y, stage)
+
+    def decode(self: Any, rest: Any, code: Any, like: Any, stage: Any) -> Any:
+        del self, rest, like, stage
+        return code
+
+    made, opened = _Between.encode, _Between.decode
+    with mock.patch.multiple(_Between, encode=encode, decode=decode):
+        yield

@@ -16,12 +16,22 @@ EIGHT, FOUR, TWO = "8 bits", "4 bits", "2 bits"
 LEARNT, TOP, RANDOM = "autoencoder, 3 of 64", "Top-k", "Random-k"
 ALL, ALL_LAYERS = "without", "2 bits, all layers"
 PRETENDED = "decoded, then summed"
+_STAGES = ", between stages"
+STAGED = tuple(name + _STAGES for name in (EIGHT, LEARNT, TOP, RANDOM))
+PASSED = PRETENDED + _STAGES
 CODECS = (EIGHT, FOUR, TWO, LEARNT, TOP, RANDOM, ALL_LAYERS)
 
 
-def _on(name: str = "", **overrides: str) -> Runs:
+def _on(name: str = "", of: str = "sums", **overrides: str) -> Runs:
     own = {f"codec.{key}": text for key, text in overrides.items()}
-    return Runs(config=f"mpcompress/sums{name}", overrides=own)
+    return Runs(config=f"mpcompress/{of}{name}", overrides=own)
+
+
+_VARIANTS = "", ":autoencoder", ":topk", ":randomk", ":pretended"
+_BOUNDARY = {
+    row: _on(name, "boundaries")
+    for row, name in zip((*STAGED, PASSED), _VARIANTS, strict=True)
+}
 
 
 BYTES = Table(
@@ -38,7 +48,9 @@ BYTES = Table(
         "bytes: a device's in a step; codec: over what the codec says of itself; "
         "float32: over an all-reduce; float16: the codec's over one of float16, "
         "computed. Top-k and Random-k send the autoencoder's bytes. decoded, then "
-        "summed: 8 bits, the control."
+        "summed: 8 bits, the control. Between two stages, by 1F1B of two "
+        "micro-batches: up, down: what is permuted, over what the codec or its slope "
+        "takes in all ticks."
     ),
     shows=(
         "What devices send to sum activations was compressed, and counted in the "
@@ -52,9 +64,11 @@ BYTES = Table(
         "part": ("float32", lambda run: run["sums"] / run["whole"]),
         "gathered": ("gathered", lambda run: run["gathers"] / run["wire"]),
         "half": "float16",
+        "up": ("up", lambda run: run["up"] / run["wire"]),
+        "down": ("down", lambda run: run["down"] / run["slopes"]),
     },
     tiers=on_cpu(
-        minutes=6.0,
+        minutes=8.0,
         devices=4,
         runs={
             ALL: _on(":whole"),
@@ -66,6 +80,7 @@ BYTES = Table(
             RANDOM: _on(":randomk"),
             ALL_LAYERS: _on(bits="2", start="0"),
             PRETENDED: _on(":pretended"),
+            **_BOUNDARY,
         },
         claims={
             "to the byte": abs(reduce.of("ratio", *CODECS) - 1)
@@ -81,6 +96,14 @@ BYTES = Table(
             "8 bits": abs(cell("half", EIGHT) - 1)
             .at_most(0.01, "between a gather of 8 bits and a sum of float16 at t = 4")
             .fails({EIGHT: FOUR}),
+            "up": abs(reduce.of("up", *STAGED) - 1)
+            .largest()
+            .at_most(0.01, "of a code of all ticks that stages permute, the farthest")
+            .fails({STAGED[0]: PASSED}),
+            "down": abs(reduce.of("down", *STAGED) - 1)
+            .largest()
+            .at_most(0.01, "of a code's slope that comes back, the farthest")
+            .fails({STAGED[1]: PASSED}),
         },
     ),
 )

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 STAGES = "stages"
 
 
-def compress_between(
-    model: Model, codec: "Codec", stages: int, tensor: int
-) -> Model:
+def compress_between(model: Model, codec: "Codec", stages: int, tensor: int) -> Model:
     """Returns the network whose stages send codes; see `Codec.apply_between`."""
     if model.cut is None:
         raise ConfigError("a codec between stages takes models with core.Model.cut")

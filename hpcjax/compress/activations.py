@@ -170,9 +170,7 @@ class Codec(Config):
 
         return _codes.compress_sums(model, self, passes)
 
-    def apply_between(
-        self, model: "Model", stages: int, tensor: int = 1
-    ) -> "Model":
+    def apply_between(self, model: "Model", stages: int, tensor: int = 1) -> "Model":
         """Returns the network that sends codes from stage to stage of a pipeline.
 
         To those alone whose first layer is `start` or a later one. What the codec
@@ -341,9 +339,7 @@ class Entries(Codec):
         values, indices = code
         return _codes.scatter(values, indices, like)
 
-    def apply_between(
-        self, model: "Model", stages: int, tensor: int = 1
-    ) -> "Model":
+    def apply_between(self, model: "Model", stages: int, tensor: int = 1) -> "Model":
         """As for all codecs, with slopes of what was sent alone."""
         rule = "between stages the slope is of what was sent: set codec.grad=masked"
         checks.require(self.grad == "masked", rule, grad=self.grad)
