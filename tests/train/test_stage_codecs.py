@@ -145,15 +145,23 @@ def test_devices_draw_places_of_their_own_and_send_them_once():
 
 
 @pytest.mark.slow
-def test_random_entries_fit_steps_and_validations_of_copies():
-    """By shapes: two copies of two stages."""
+@pytest.mark.parametrize(
+    ("codec", "tensor"),
+    [
+        (RandomK(k=5, grad="masked"), 1),
+        (RandomK(k=5, grad="masked"), 2),
+        (Quantizer(bits=4, skip_in_validation=True), 2),
+    ],
+)
+def test_codecs_fit_steps_and_validations_of_copies(codec, tensor):
+    """By shapes: two copies of two stages, or two stages of two devices."""
     own = data.noise_tokens(ROWS, CONTEXT, TOKENS, seed=0)
-    model = network(RandomK(k=5, grad="masked"))
+    model = network(codec, tensor=tensor)
     method = train.compose(
         model,
         own,
         optim.SgdConfig(lr=0.5),
-        parallel=dataclasses.replace(PIPE, schedule="zero_bubble_h1"),
+        parallel=dataclasses.replace(PIPE, schedule="zero_bubble_h1", tensor=tensor),
         batch_size=ROWS,
         steps=1,
         devices=4,
