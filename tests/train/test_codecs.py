@@ -386,7 +386,7 @@ def test_random_entries_of_all_are_the_sum_between_experts():
     "parallel",
     [
         *(None, Tensor3dConfig(), Tensor3dConfig(row=2, col=2)),
-        *(PipelineConfig(stages=1), PipelineConfig(tensor=2)),
+        *(PipelineConfig(stages=1), PipelineConfig(stages=1, tensor=2)),
     ],
 )
 def test_a_codec_without_sums_of_activations_is_refused_by_name(parallel):
