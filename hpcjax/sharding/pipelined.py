@@ -164,7 +164,7 @@ class _Split(NamedTuple):
             return divide(totals.sums, share)["loss"]
 
         functions = StageFunctions(first=first, stage=stage, last=last)
-        if draw is not None:
+        if cut.between is not None and draw is not None:
             functions = self._encode(functions, cut.between, draw)
         differentiate = pipelined_value_and_grad(
             self.schedule, functions, data_axis=DATA_AXIS
