@@ -107,10 +107,17 @@ class UniversesConfig(Config):
         field = linear_field(own, self.width, self.cell, rng)
         shifts = displacements(field, self.cell) / self.cell
         counts = [count_cells(shifts * growth(own.matter, z)) for z in self.redshifts]
-        cube, side = np.log1p(np.stack(counts, axis=-1)), self.width // self.boxes
-        cut = cube.reshape(*[self.boxes, side] * 3, -1).transpose(0, 2, 4, 1, 3, 5, 6)
-        x = cut.reshape(-1, side, side, side, len(self.redshifts))
+        x = cut_boxes(np.log1p(np.stack(counts, axis=-1)), self.boxes)
         return x.astype(np.float32), np.tile(drawn.astype(np.float32), (len(x), 1))
+
+
+def cut_boxes(
+    cube: Float[np.ndarray, "width width width channels"], boxes: int
+) -> Float[np.ndarray, "boxes3 side side side channels"]:
+    """Returns the boxes of a cube that is cut into so many along each axis."""
+    side = len(cube) // boxes
+    cut = cube.reshape(*[boxes, side] * 3, -1).transpose(0, 2, 4, 1, 3, 5, 6)
+    return cut.reshape(-1, side, side, side, cube.shape[-1])
 
 
 class VolumeSource:

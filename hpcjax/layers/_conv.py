@@ -1,5 +1,8 @@
 """Convolution in one to three dimensions, channels last."""
 
+import functools
+import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +16,12 @@ from hpcjax.collectives.halo import Boundary, Space
 from hpcjax.layers import _precision, _space
 from hpcjax.layers._dense import dense
 from hpcjax.layers._space import Padding, Sizes
+
+log = logging.getLogger(__name__)
+
+# Where volumes are convolved by slices on CPUs. Copying what each window takes pays
+# with few inputs, and compiling that takes a second more; and it needs their memory.
+_MOST_INPUTS, _LEAST_PRODUCTS, _MOST_BYTES = 8, 10**7, 2**26
 
 # Orders of the axes of inputs, kernel and result: N, H, W, C and H, W, I, O.
 Axes = tuple[str, str, str]
@@ -97,7 +106,10 @@ def conv(  # noqa: PLR0913 - of all convolutions
             preferred_element_type=accumulate,
         )
 
-    if jax.default_backend() == "cpu":
+    if _slices_pay(x, kernel, strides):
+        _log_slices()
+        product = _by_slices(strides, padding, dilation)
+    elif jax.default_backend() == "cpu":
         product = _with_plain_transposes(convolve)
     else:
         product = convolve
@@ -177,14 +189,50 @@ def _with_plain_transposes(convolve: Callable[..., jax.Array]) -> _precision.Bil
     return product
 
 
+def _slices_pay(x: jax.Array, kernel: jax.Array, strides: Sequence[int]) -> bool:
+    """Says whether slices and one product are quicker than XLA's convolution.
+
+    Measured on two cores, of 16 volumes of 16³, one input and 16 outputs: forward and
+    back 30 in place of 190 ms; with 16 inputs and more neither form is clearly quicker.
+    """
+    *_, inputs, outputs = kernel.shape
+    windows = math.prod(x.shape[:-1]) // math.prod(strides)
+    taken = windows * (kernel.size // outputs)
+    return (
+        (kernel.ndim == 5 and jax.default_backend() == "cpu")
+        and (x.dtype == jnp.float32 and inputs <= _MOST_INPUTS)
+        and taken * outputs >= _LEAST_PRODUCTS
+        and 4 * taken <= _MOST_BYTES
+    )
+
+
+@functools.cache
+def _log_slices() -> None:
+    log.info("convolutions of volumes with few inputs: by slices and one product")
+
+
+def _by_slices(
+    strides: Sequence[int], padding: Padding, dilation: Sequence[int]
+) -> _precision.Bilinear:
+    """Returns a convolution that multiplies `patches` by the kernel."""
+
+    def product(x: jax.Array, kernel: jax.Array, accumulate: str | None) -> jax.Array:
+        *window, _, outputs = kernel.shape
+        options = {"strides": strides, "padding": padding, "dilation": dilation}
+        taken, flat = patches(x, window, **options), kernel.reshape(-1, outputs)
+        return jnp.matmul(taken, flat, preferred_element_type=accumulate)
+
+    return product
+
+
 def patches(
-    x: Float[Array, "batch height width inputs"],
-    kernel_size: tuple[int, int],
+    x: Float[Array, "batch *space inputs"],
+    kernel_size: Sequence[int],
     *,
-    strides: tuple[int, int] = (1, 1),
+    strides: Sequence[int] | None = None,
     padding: Padding = "SAME",
-    dilation: tuple[int, int] = (1, 1),
-) -> Float[Array, "batch out_height out_width size"]:
+    dilation: Sequence[int] | None = None,
+) -> Float[Array, "batch *out_space size"]:
     """Returns what a convolution multiplies by its kernel at each output position.
 
     `patches(x, ...) @ kernel.reshape(size, outputs)` is `conv(x, kernel, ...)` with
@@ -192,7 +240,7 @@ def patches(
     the kernel's axes, the channel the fastest.
 
     Args:
-      x: images, `[batch, height, width, inputs]`.
+      x: images, `[batch, height, width, inputs]`, lines or volumes.
       kernel_size: (kernel_height, kernel_width).
       strides: see `conv`.
       padding: see `conv`.
@@ -206,22 +254,24 @@ def patches(
       >>> patches(x, (2, 2), padding="VALID").tolist()
       [[[[0.0, 1.0, 3.0, 4.0], [1.0, 2.0, 4.0, 5.0]]]]
     """
-    _space.check_padding(padding, 2)
+    dims = len(kernel_size)
+    strides, dilation = strides or (1,) * dims, dilation or (1,) * dims
+    _space.check_padding(padding, dims)
     # A dilated kernel covers `reach + 1` pixels.
     reach = [
         (size - 1) * step for size, step in zip(kernel_size, dilation, strict=True)
     ]
     if isinstance(padding, str):
         window = [far + 1 for far in reach]
-        padding = lax.padtype_to_pads(x.shape[1:3], window, strides, padding)
+        padding = lax.padtype_to_pads(x.shape[1:-1], window, strides, padding)
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
-    # For each kernel row (or column) the strided slice of the pixels that it meets, one
-    # for each output position.
-    along = [
-        [slice(first, size - far + first, stride) for first in range(0, far + 1, step)]
-        for size, far, step, stride in zip(
-            x.shape[1:3], reach, dilation, strides, strict=True
-        )
-    ]
-    taps = [x[:, row, column] for row in along[0] for column in along[1]]
-    return jnp.concatenate(taps, axis=-1)
+    # One axis after another, the last one first, whose taps then change the fastest: a
+    # third of the slices of a cube, and of their compiling.
+    for dim in range(dims, 0, -1):
+        far, step, stride = reach[dim - 1], dilation[dim - 1], strides[dim - 1]
+        taps = [
+            lax.slice_in_dim(x, first, x.shape[dim] - far + first, stride, axis=dim)
+            for first in range(0, far + 1, step)
+        ]
+        x = jnp.concatenate(taps, axis=-1)
+    return x
