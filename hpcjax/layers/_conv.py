@@ -214,25 +214,38 @@ def _log_slices() -> None:
 def _by_slices(
     strides: Sequence[int], padding: Padding, dilation: Sequence[int]
 ) -> _precision.Bilinear:
-    """Returns a convolution that multiplies `patches` by the kernel."""
+    """Returns a convolution that puts what windows take side by side, and multiplies.
+
+    One axis after another, the last one first, whose taps then change the fastest: a
+    third of the slices that a cube has taps, and of their compiling.
+    """
 
     def product(x: jax.Array, kernel: jax.Array, accumulate: str | None) -> jax.Array:
         *window, _, outputs = kernel.shape
-        options = {"strides": strides, "padding": padding, "dilation": dilation}
-        taken, flat = patches(x, window, **options), kernel.reshape(-1, outputs)
-        return jnp.matmul(taken, flat, preferred_element_type=accumulate)
+        geometry = x.shape[1:-1], window, strides, dilation
+        x = jnp.pad(x, ((0, 0), *_space.pairs(padding, *geometry), (0, 0)))
+        for dim in range(len(window), 0, -1):
+            step, stride = dilation[dim - 1], strides[dim - 1]
+            far = (window[dim - 1] - 1) * step
+            taps = [
+                lax.slice_in_dim(x, first, x.shape[dim] - far + first, stride, dim)
+                for first in range(0, far + 1, step)
+            ]
+            x = jnp.concatenate(taps, axis=-1)
+        flat = kernel.reshape(-1, outputs)
+        return jnp.matmul(x, flat, preferred_element_type=accumulate)
 
     return product
 
 
 def patches(
-    x: Float[Array, "batch *space inputs"],
-    kernel_size: Sequence[int],
+    x: Float[Array, "batch height width inputs"],
+    kernel_size: tuple[int, int],
     *,
-    strides: Sequence[int] | None = None,
+    strides: tuple[int, int] = (1, 1),
     padding: Padding = "SAME",
-    dilation: Sequence[int] | None = None,
-) -> Float[Array, "batch *out_space size"]:
+    dilation: tuple[int, int] = (1, 1),
+) -> Float[Array, "batch out_height out_width size"]:
     """Returns what a convolution multiplies by its kernel at each output position.
 
     `patches(x, ...) @ kernel.reshape(size, outputs)` is `conv(x, kernel, ...)` with
@@ -240,7 +253,7 @@ def patches(
     the kernel's axes, the channel the fastest.
 
     Args:
-      x: images, `[batch, height, width, inputs]`, lines or volumes.
+      x: images, `[batch, height, width, inputs]`.
       kernel_size: (kernel_height, kernel_width).
       strides: see `conv`.
       padding: see `conv`.
@@ -254,24 +267,22 @@ def patches(
       >>> patches(x, (2, 2), padding="VALID").tolist()
       [[[[0.0, 1.0, 3.0, 4.0], [1.0, 2.0, 4.0, 5.0]]]]
     """
-    dims = len(kernel_size)
-    strides, dilation = strides or (1,) * dims, dilation or (1,) * dims
-    _space.check_padding(padding, dims)
+    _space.check_padding(padding, 2)
     # A dilated kernel covers `reach + 1` pixels.
     reach = [
         (size - 1) * step for size, step in zip(kernel_size, dilation, strict=True)
     ]
     if isinstance(padding, str):
         window = [far + 1 for far in reach]
-        padding = lax.padtype_to_pads(x.shape[1:-1], window, strides, padding)
+        padding = lax.padtype_to_pads(x.shape[1:3], window, strides, padding)
     x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
-    # One axis after another, the last one first, whose taps then change the fastest: a
-    # third of the slices of a cube, and of their compiling.
-    for dim in range(dims, 0, -1):
-        far, step, stride = reach[dim - 1], dilation[dim - 1], strides[dim - 1]
-        taps = [
-            lax.slice_in_dim(x, first, x.shape[dim] - far + first, stride, axis=dim)
-            for first in range(0, far + 1, step)
-        ]
-        x = jnp.concatenate(taps, axis=-1)
-    return x
+    # For each kernel row (or column) the strided slice of the pixels that it meets, one
+    # for each output position.
+    along = [
+        [slice(first, size - far + first, stride) for first in range(0, far + 1, step)]
+        for size, far, step, stride in zip(
+            x.shape[1:3], reach, dilation, strides, strict=True
+        )
+    ]
+    taps = [x[:, row, column] for row in along[0] for column in along[1]]
+    return jnp.concatenate(taps, axis=-1)

@@ -50,7 +50,7 @@ def open_windows(
     checks.require(len(space) == len(kernel), rule, space=space, window=kernel)
     require_axes(tuple(axis for axis in space if axis), "a window over blocks")
     sizes = sizes or _whole_sizes(x, space)
-    padding = _pairs(padding, sizes, kernel, strides, dilation)
+    padding = pairs(padding, sizes, kernel, strides, dilation)
     each = zip(sizes, kernel, strides, padding, dilation, strict=True)
     outputs = tuple(halo.output_size(*axis) for axis in each)
     x = halo.take_windows(
@@ -71,7 +71,7 @@ def open_windows(
     return x, left, outputs
 
 
-def _pairs(
+def pairs(
     padding: Padding,
     sizes: Sequence[int],
     kernel: Sequence[int],
@@ -141,7 +141,7 @@ def find_obstacle(
       dilation: of the window.
     """
     sizes = _whole_sizes(x, space)
-    padding = _pairs(padding, sizes, kernel, strides, dilation)
+    padding = pairs(padding, sizes, kernel, strides, dilation)
     window = zip(kernel, strides, padding, dilation, strict=True)
     for axis, size, each in zip(space, sizes, window, strict=True):
         if axis is None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcjax import layers
+from hpcjax.layers import _conv
 
 EPS = np.finfo(np.float32).eps
 
@@ -165,3 +166,50 @@ def test_derivatives_in_all_modes_agree():
     mixed = jax.jvp(gradient, (x, kernel), (dx, dk))[1]
     for one, other in zip(twice, mixed, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("padding", "strides", "dilation"),
+    [("SAME", (1, 2, 1), (1, 1, 2)), (((1, 1), (0, 2), (2, 0)), (2, 1, 3), (1, 2, 1))],
+)
+def test_volumes_by_slices_are_the_convolution(monkeypatch, padding, strides, dilation):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(2, 7, 6, 5, 2)), jnp.float32)
+    kernel = jnp.asarray(rng.normal(size=(3, 2, 3, 2, 4)), jnp.float32)
+    options = {"strides": strides, "padding": padding, "dilation": dilation}
+
+    def run(x, kernel):
+        y = layers.conv(x, kernel, **options)
+        return jnp.sum(jnp.sin(y)), y
+
+    def both():
+        return jax.jit(jax.value_and_grad(run, (0, 1), has_aux=True)).lower(x, kernel)
+
+    plain = both()
+    monkeypatch.setattr(_conv, "_LEAST_PRODUCTS", 1)
+    sliced = both()
+    assert "stablehlo.convolution" in plain.as_text()
+    assert "stablehlo.convolution" not in sliced.as_text()
+    for one, other in zip(
+        *(jax.tree.leaves(each.compile()(x, kernel)) for each in (sliced, plain)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sides", "inputs", "dtype", "chosen"),
+    [
+        ((16, 16, 16), 1, "float32", True),
+        ((16, 16, 16), 16, "float32", False),
+        ((16, 16, 16), 1, "bfloat16", False),
+        ((8, 8, 8), 1, "float32", False),
+        ((128, 128, 128), 4, "float32", False),
+        ((64, 64), 1, "float32", False),
+    ],
+)
+def test_slices_are_for_large_volumes_with_few_inputs(sides, inputs, dtype, chosen):
+    x = jax.ShapeDtypeStruct((16, *sides, inputs), dtype)
+    kernel = jax.ShapeDtypeStruct((*[3] * len(sides), inputs, 16), dtype)
+    own = _conv._slices_pay(x, kernel, (1,) * len(sides))
+    assert own == (chosen and jax.default_backend() == "cpu")
