@@ -56,7 +56,9 @@ _ERRORS = "averaged", "single"
 def _fall(narrow: "xr.Dataset", wide: "xr.Dataset") -> float:
     """Returns how far the averaged error falls, over the standard error of that."""
     low, high = (each["averaged"].mean("parameter").values for each in (wide, narrow))
-    spread = sum(np.var(each, ddof=1) / len(each) for each in (low, high) if len(each) > 1)
+    spread = sum(
+        np.var(each, ddof=1) / len(each) for each in (low, high) if len(each) > 1
+    )
     return float((high.mean() - low.mean()) / np.sqrt(spread))
 
 

@@ -168,15 +168,11 @@ def test_derivatives_in_all_modes_agree():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("padding", "strides", "dilation"),
-    [("SAME", (1, 2, 1), (1, 1, 2)), (((1, 1), (0, 2), (2, 0)), (2, 1, 3), (1, 2, 1))],
-)
-def test_volumes_by_slices_are_the_convolution(monkeypatch, padding, strides, dilation):
+def test_volumes_by_slices_are_the_convolution(monkeypatch):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(2, 7, 6, 5, 2)), jnp.float32)
     kernel = jnp.asarray(rng.normal(size=(3, 2, 3, 2, 4)), jnp.float32)
-    options = {"strides": strides, "padding": padding, "dilation": dilation}
+    options = {"strides": (1, 2, 1), "padding": "SAME", "dilation": (1, 1, 2)}
 
     def run(x, kernel):
         y = layers.conv(x, kernel, **options)

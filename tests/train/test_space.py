@@ -1,5 +1,6 @@
 """Samples that are cut in space, in the loop: what is learned is one device's."""
 
+import dataclasses
 import functools
 import types
 
@@ -86,7 +87,7 @@ CASES = {
     "mlperf": (MLPERF, "cubes", SpatialConfig(depth=8)),
     "cosmoflow": (COSMOFLOW, "universes", CUBE),
 }
-SLOW = {"resnet", "cosmoflow"}
+SLOW = {"resnet", "cosmoflow", "mlperf"}
 
 
 @pytest.mark.acceptance("hybrid3dcnn", 3)
@@ -168,16 +169,52 @@ def test_what_cannot_be_cut_is_refused():
             task(RESNET, dataset("noise"), ROWS_ALONE, 8, optimizer, **parts)
 
 
-def test_draws_of_an_example_are_those_of_all_its_blocks():
-    mesh = sharding.make_mesh({"data": 2, "space_h": 2, "space_w": 2})
+def key_of(x, mesh):
+    """The key of a device's pass over its rows, as the loop gives it to a model."""
     state = types.SimpleNamespace(key=jax.random.key(0), step=0, model_state={})
     alone = types.SimpleNamespace(model=None, objective=None)
+    return step_input(alone, state, {"x": x}, jax.numpy.ones(()), mesh).key
+
+
+def test_draws_of_an_example_are_those_of_all_its_blocks():
+    mesh = sharding.make_mesh({"data": 2, "space_h": 2, "space_w": 2})
 
     def places(x):
-        one_pass = step_input(alone, state, {"x": x}, jax.numpy.ones(()), mesh)
-        return vary(one_pass.key.rows, mesh.axis_names)
+        return vary(key_of(x, mesh).rows, mesh.axis_names)
 
     cut = PartitionSpec("data", "space_h", "space_w")
     every = PartitionSpec(mesh.axis_names)
     found = jax.shard_map(places, mesh=mesh, in_specs=cut, out_specs=every)
     assert found(np.ones((4, 2, 2))).tolist() == [0, 1] * 4 + [2, 3] * 4
+
+
+@pytest.mark.acceptance("hybrid3dcnn", 8)
+def test_what_is_dropped_is_the_same_for_all_partitions():
+    """Samples are all alike, so that outputs tell the masks of rows."""
+    x, found = np.ones((4, 8, 8, 8, 1), "f4"), []
+    own = CosmoFlowConfig(variant="mlperf", width_divisor=2)
+    params, state = own.make(x.shape[1:], 4).init(jax.random.key(0))
+    for counts in ((1, 1, 1), (2, 1, 2)):
+        mesh = sharding.make_mesh(
+            {"data": 2, **dict(zip(sharding.SPACE_AXES, counts, strict=True))}
+        )
+        whole = dataclasses.replace(own, space=sharding.SPACE_AXES)
+        model = whole.make(x.shape[1:], 4)
+
+        def outputs(params, x, model=model, state=state, mesh=mesh):
+            y, _ = model.apply(params, state, x, train=True, key=key_of(x, mesh))
+            return vary(y, mesh.axis_names)
+
+        cut = PartitionSpec("data", *sharding.SPACE_AXES)
+        mapped = jax.shard_map(
+            outputs,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), cut),
+            out_specs=PartitionSpec(mesh.axis_names),
+        )
+        found.append(np.reshape(jax.jit(mapped)(params, x), (2, -1, 2, 4)))
+    np.testing.assert_allclose(
+        found[1], np.broadcast_to(found[0], found[1].shape), atol=1e-5
+    )
+    rows = found[0].reshape(4, 4)
+    assert len(np.unique(np.round(rows, 3), axis=0)) == 4
