@@ -19,7 +19,7 @@ def fake(level, seeds=3):
     names = [f"{kind}{n}" for kind in ("", "ridge_") for n in ("averaged", "single")]
     dims = "seed", "parameter"
     return xr.Dataset(
-        {n: (dims, level + noise) for n in names}
+        dict.fromkeys(names, (dims, level + noise))
         | {"mean": (dims, 0.33 + 0 * noise)}
         | {"cells": (("seed", "y", "x"), np.zeros((seeds, 2, 2)))},
         {"parameter": list(width.PARAMETERS)},
