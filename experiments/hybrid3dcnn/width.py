@@ -96,8 +96,8 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     found: dict[str, Any] = {"mean": _errors(own["y"].mean(0), test["y"])}
     for name, guess in guesses.items():
         found[f"{name}single"] = _errors(guess, test["y"])
-        guess, wanted = (a.reshape(-1, boxes, a.shape[-1]) for a in (guess, test["y"]))
-        found[f"{name}averaged"] = _errors(guess.mean(1), wanted[:, 0])
+        means = guess.reshape(-1, boxes, len(PARAMETERS)).mean(1)
+        found[f"{name}averaged"] = _errors(means, test["y"][::boxes])
     named = {name: (("parameter",), value) for name, value in found.items()}
     shown = whole.validation.gather(np.arange(1))["x"][0, 0, :, :, 0]
     return runs.measured(

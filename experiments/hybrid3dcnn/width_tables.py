@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 WIDTHS, SEEDS, STEPS = (4, 8, 16), (0, 1, 2), {"steps": "1000"}
 NETWORK, RIDGE = ({w: f"{name}, {w}" for w in WIDTHS} for name in ("network", "ridge"))
 MEAN, OTHERS = "mean of the universes", "network, 8, others' numbers"
-HEADINGS = {"matter": "Ω_m", "sigma8": "σ_8", "tilt": "n_s", "hubble": "h"}
+HEADINGS = {"matter": "Omega_m", "sigma8": "sigma_8", "tilt": "n_s", "hubble": "h"}
 
 
 def width(rows: reduce.Rows) -> "xr.Dataset":
@@ -98,7 +98,7 @@ WIDTH = Table(
     ),
     caption=(
         "2,000 simulated universes of 16³ cells of 8 Mpc/h, 500 held out; four numbers "
-        "from −1 to 1. A network of pairs of convolution and mean until 2³ is trained "
+        "from -1 to 1. A network of pairs of convolution and mean until 2³ is trained "
         "on boxes of 4, 8 or 16 cells, 1,000 steps of 16 universes' cells. Errors are "
         "means of squares, of three seeds [least, largest]; averaged: of the mean "
         "prediction of a universe's boxes. fall: from half the width, in standard "
@@ -106,9 +106,9 @@ WIDTH = Table(
         "has those of another, fall from 4."
     ),
     shows=(
-        "Networks told four parameters of simulated universes from boxes of them. Wider "
-        "boxes should err less; the dashed line is what errs who always tells the mean. "
-        "Right: a slice through a universe, and in white a box of 8."
+        "Networks told four parameters of simulated universes from boxes of them. "
+        "Wider boxes should err less; the dashed line is the error of the mean. Right: "
+        "a slice through a universe, and in white a box of 8."
     ),
     picture=draw,
     columns={
