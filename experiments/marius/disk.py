@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from experiments.bagpipe.lookahead import Steps
-from hpcjax import runs
+from hpcjax import data, runs
 from hpcjax.core import config
 from hpcjax.runs import training
 
@@ -54,6 +54,9 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Figures":
     history = ctx.train(paced, cfg.train, seed=cfg.seed, source="measured")
     assert ctx.trained is not None
     table, facts = np.asarray(ctx.trained.params["table"]), made.method.facts
+    if getattr(cfg.state, "store", None) == "disk":
+        with data.RowFile(ctx.directory.path / "checkpoints/rows/params.table") as file:
+            table = np.asarray(file)
     every: dict[str, Any] = {
         str(name): column.values for name, column in history.items()
     }

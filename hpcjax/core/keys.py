@@ -1,10 +1,14 @@
 """Random keys derived by name, step and example: who else draws changes no draw."""
 
+import functools
+import math
 import zlib
 from typing import Any, overload
 
 import jax
+import jax.extend
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 from hpcjax.core.structs import pytree
@@ -88,3 +92,65 @@ def whole_batch(key: Key) -> jax.Array:
       True
     """
     return key.key if isinstance(key, BatchKey) else key
+
+
+def from_row(key: jax.Array, start: Int[Array, ""], width: int) -> jax.Array:
+    """Returns a key that draws later rows of what `key` draws, without the first ones.
+
+    What is drawn of shape [n, width] is to the bit rows start, ..., start + n − 1 of
+    what `key` draws of that width, if it is drawn at once, a number by its place, as by
+    `jax.random.normal` or `uniform`. It serves for nothing else.
+
+    Args:
+      key: of JAX's own kind, threefry.
+      start: the first row, from 0; may be traced.
+      width: numbers of a row, below 2¹⁶.
+
+    Raises:
+      ValueError: another kind of key, wider rows, or draws in an order of their own.
+
+    Examples:
+      >>> key = jax.random.key(0)
+      >>> late = jax.random.normal(from_row(key, 5, 3), (2, 3))
+      >>> bool((late == jax.random.normal(key, (7, 3))[5:]).all())
+      True
+    """
+    ordered = jax.config.jax_threefry_partitionable  # pyrefly: ignore[missing-attribute]
+    good = jax.random.key_impl(key) == "threefry2x32" and ordered and width < 2**16
+    if not good:
+        raise ValueError(f"rows are drawn by key, threefry, below 65,536 wide: {width}")
+    high, low = jnp.asarray(start, jnp.uint32) >> 16, jnp.asarray(start, jnp.uint32)
+    below = (low & 0xFFFF) * width
+    above = high * width + (below >> 16)  # of start · width in 64 bits, from bit 16
+    first = jnp.stack([above >> 16, (above << 16) | (below & 0xFFFF)])
+    data = jnp.concatenate([jax.random.key_data(key), first])
+    return jax.random.wrap_key_data(data, impl=_from_number())
+
+
+@functools.cache
+def _from_number() -> Any:
+    """Returns the kind of key that has the number from which on it draws."""
+
+    def bits(data: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
+        if width > 32:
+            raise ValueError(f"rows are drawn of at most 32 bits: got {width}")
+        place = jnp.arange(math.prod(shape), dtype=np.uint32)
+        low = place + data[3]
+        high = data[2] + (low < place)
+        words = [jnp.broadcast_to(word, low.shape) for word in data[:2]]
+        drawn = jax.extend.random.threefry2x32_p.bind(*words, high, low)
+        mixed = (drawn[0] ^ drawn[1]).reshape(shape)
+        return mixed.astype(f"uint{width}")
+
+    def refuse(*given: Any) -> Any:
+        raise ValueError(f"a key of rows draws once, and makes no other: {len(given)}")
+
+    return jax.extend.random.define_prng_impl(
+        key_shape=(4,),
+        seed=refuse,
+        split=refuse,
+        random_bits=bits,
+        fold_in=refuse,
+        name="threefry_from_number",
+        tag="from",
+    )

@@ -7,7 +7,7 @@ optimizer's transform, whose chain contains the mean of gradients over devices; 
 backward pass (`Gradients`); workers that average their models.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import optax
@@ -134,6 +134,11 @@ def _tell(number: int) -> dict[str, float]:
     return {}
 
 
+def _keep_nothing(folder: Any) -> None:
+    """Has nothing outside of a state."""
+    del folder
+
+
 class Around(NamedTuple):
     """What a host does around the steps of a run; by default nothing.
 
@@ -165,6 +170,17 @@ class Around(NamedTuple):
       size: how many these are.
       least: `least(number)` returns the least number that one of them has given; all
         call it alike, and none between `start` and `pause`.
+      open: `open(folder)` says where the checkpoints lie, beside which is to be what is
+        kept outside of the state; None without any. Called before all others.
+      mark: `mark()` returns JSON values that are saved with the state that `pause` has
+        returned, by which what is kept outside is found again. It stays as it is until
+        the next `start`.
+      check: `check(saved)` is given what was saved with a state, and raises
+        DataFormatError if what it says of is lost. The last one that passes is that of
+        the state with which the run goes on.
+      score: `score(state, batches)` yields the `Totals` of each batch of a validation,
+        and None where it has come on; None for the objective of what the model puts
+        out with the parameters of `view`.
       traces: what this process has done between each start and the next pause, after
         the first step of which it tells.
     """
@@ -183,6 +199,10 @@ class Around(NamedTuple):
     rank: int = 0
     size: int = 1
     least: Callable[[int], int] = lambda number: number
+    open: Callable[[Any], None] = _keep_nothing
+    mark: Callable[[], dict[str, Any]] = dict
+    check: Callable[[Mapping[str, Any]], None] = _keep_nothing
+    score: Callable[[Any, Iterable[Batch]], Iterable[Totals | None]] | None = None
     traces: Sequence[tuple[int, Any]] = ()
 
 

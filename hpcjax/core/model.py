@@ -186,6 +186,8 @@ class Model(NamedTuple):
       added: keys of what a part of a run has added to parameters and state: a fork of a
         run without that part begins with it as drawn.
       frozen: regexes of the paths of parameters that training leaves as they are.
+      rows: `rows(key, start, count)` returns so many rows of the parameter "table", as
+        `init(key)` draws them; None where it has no such one.
     """
 
     init: Init
@@ -195,6 +197,7 @@ class Model(NamedTuple):
     cut: Callable[[], Cut] | None = None
     added: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
+    rows: Callable[[Any, Any, int], Any] | None = None
 
     def __hash__(self) -> int:
         """Makes a model usable as a static argument: `layers` cannot be hashed."""

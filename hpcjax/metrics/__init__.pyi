@@ -23,8 +23,11 @@ from .forecast import spread as spread
 from .forecast import spread_skill_ratio as spread_skill_ratio
 from .means import weighted_mean as weighted_mean
 from .means import weighted_sums as weighted_sums
+from .ranking import RankParts as RankParts
 from .ranking import link_totals as link_totals
 from .ranking import rank_of as rank_of
+from .ranking import rank_slice as rank_slice
+from .ranking import rank_totals as rank_totals
 from .segmentation import dice as dice
 from .spreads import spread_factor as spread_factor
 from .spreads import spread_floor as spread_floor

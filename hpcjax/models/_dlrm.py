@@ -23,9 +23,12 @@ def _by_table(tables: Sequence[int]) -> Initializer:
     """Draws the n rows of each table from U(−√(1/n), √(1/n))."""
     bounds = np.repeat([1 / math.sqrt(rows) for rows in tables], tables)
 
-    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    def init(
+        key: jax.Array, shape: tuple[int, ...], dtype: Any, start: Any = 0
+    ) -> jax.Array:
         drawn = jax.random.uniform(key, shape, dtype, -1, 1)
-        return drawn * jnp.asarray(bounds[:, None], dtype)
+        own = jnp.asarray(bounds, dtype)[start + np.arange(shape[0])]
+        return drawn * own[:, None]
 
     return init
 
@@ -134,4 +137,4 @@ def dlrm(
     checks.require(good, rule, inputs=inputs, outputs=outputs)
     checks.require_count(1, **{f"tables[{i}]": rows for i, rows in enumerate(tables)})
     checks.require(len(tables) > 0, "there must be a table", tables=tables)
-    return from_nnx(lambda: _Dlrm(inputs, tables, config, policy))
+    return from_nnx(lambda: _Dlrm(inputs, tables, config, policy), table=True)

@@ -1,6 +1,8 @@
 """Turning an NNX module into pure functions of nested dicts of arrays."""
 
+import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -11,7 +13,7 @@ from flax import nnx
 
 from hpcjax.core import trees
 from hpcjax.core.deferred import realize
-from hpcjax.core.keys import Key, derive
+from hpcjax.core.keys import Key, derive, from_row
 from hpcjax.core.model import (
     LOSSES,
     SEEN,
@@ -37,6 +39,7 @@ def from_nnx(
     decoder: Decoder | None = None,
     cut: Callable[[], Cut] | None = None,
     call: Callable[..., Any] = operator.call,
+    table: bool = False,
 ) -> Model:
     """Turns a network into a `Model` with plain parameters and state.
 
@@ -53,6 +56,8 @@ def from_nnx(
       decoder: the sizes of a causal language model.
       cut: see `core.Model`.
       call: `(module, x, *, train, key) -> outputs`; by default calls the module.
+      table: whether there is a parameter "table" whose rows are drawn at once, a number
+        by its place; an initializer that takes `start` is told the first of them.
 
     Returns:
       The model; `layers` lists every `models.Dense`, `models.Conv`, `nnx.Linear` and
@@ -129,7 +134,8 @@ def from_nnx(
         seen = records(network, taps or {})
         return y, _values(flatten(new)) | added_losses | ({SEEN: seen} if seen else {})
 
-    model = Model(init, apply, listed, decoder, cut)
+    rows = functools.partial(_draw_rows, declared["table"]) if table else None
+    model = Model(init, apply, listed, decoder, cut, rows=rows)
     return model
 
 
@@ -187,6 +193,14 @@ def _draw(declared: Flat, key: jax.Array, by_flax: Flat) -> dict[str, Any]:
         else:
             drawn[path] = initializer(derive(key, path), like.shape, like.dtype)
     return _nest(drawn)
+
+
+def _draw_rows(table: nnx.Variable, key: jax.Array, start: Any, count: int) -> Any:
+    """Returns rows of a table as `_draw` draws them, see `core.Model`."""
+    draw, like = table.get_metadata()["initializer"], table.get_value()
+    own = from_row(derive(key, "table"), start, math.prod(like.shape[1:]))
+    told = {"start": start} if "start" in inspect.signature(draw).parameters else {}
+    return draw(own, (count, *like.shape[1:]), like.dtype, **told)
 
 
 def _fill(like: Any, tree: Any) -> Any:

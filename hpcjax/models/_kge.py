@@ -167,4 +167,4 @@ def kge(
     named = isinstance(inputs, Mapping) and {"triples"} <= set(inputs)
     checks.require(good and named, rule, tables=tables, outputs=outputs, inputs=inputs)
     checks.require_count(1, entities=tables[0], relations=tables[1])
-    return from_nnx(lambda: _Kge(tables, config, policy))
+    return from_nnx(lambda: _Kge(tables, config, policy), table=True)

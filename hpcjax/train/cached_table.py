@@ -7,7 +7,7 @@ import math
 import pathlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -25,9 +25,11 @@ from hpcjax.core.method import (
     PassResult,
     RunShape,
     StepInput,
+    Totals,
 )
 from hpcjax.core.varying import Axes, assume_equal
 from hpcjax.optim.methods import Link, whole_backward
+from hpcjax.train.disk_rows import DiskRows
 from hpcjax.train.row_cache import (
     RowCache,
     cache_shapes,
@@ -47,7 +49,8 @@ def train_cached(
 
     What is saved is the state of training the whole table. While steps are taken, the
     table and what the optimizer keeps of its rows are in a `data.RowStore`, and the
-    state has a cache in their place.
+    state has a cache in their place. On disk they are there all the time, see
+    `DiskRows`, and the state that is saved has one row in their place.
     """
     checks.require(
         jax.process_count() == 1,
@@ -80,9 +83,22 @@ def train_cached(
     method = optim.data_parallel(
         optimizer, mean=_mean_of_rows(mean), gradients=_slots_besides
     )
-    host = _Host(config, capacity, inputs)
-    held = trees.flatten(jax.eval_shape(method.init, params))
+    params, opt_state = jax.eval_shape(method.init, params)
+    held = trees.flatten({"params": params, "opt_state": opt_state})
     kept = {path: held[path] for path in list_row_leaves(held)}
+    disk, host = None, _Host(config, capacity, inputs)
+    outside: dict[str, Any] = {}
+    if config.store == "disk":
+        checks.require(
+            setup.model.rows is not None,
+            "store=disk needs a model whose table is drawn by its rows",
+            model=setup.model,
+        )
+        host.disk = disk = DiskRows(setup.model, method.init, kept, config.piece)
+        outside = {"open": disk.open, "mark": disk.mark, "check": disk.check}
+        if "ids" not in inputs:  # ranks are among all rows
+            outside["score"] = host.score
+        method = method._replace(init=_without_rows(method.init))
     around = Around(
         trained=host.trained,
         start=lambda state, batches: host.start(state, batches, setup.steps),
@@ -91,9 +107,21 @@ def train_cached(
         tell=host.tell,
         view=host.view,
         pause=host.pause,
+        **outside,
     )
     facts = {"cache_rows": float(capacity), "row_bytes": trees.num_bytes(kept) / rows}
     return method._replace(around=around, facts={**method.facts, **facts})
+
+
+def _without_rows(init: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns an `init` that makes one row in the place of a table, and no other."""
+
+    def begin(params: Any) -> Any:
+        table = params["table"]
+        row = jnp.zeros((1, *table.shape[1:]), table.dtype)
+        return init({**params, "table": row})
+
+    return begin
 
 
 def _slots_besides(one_pass: StepInput, params: Any, state: Any) -> PassResult:
@@ -143,6 +171,7 @@ class _Host:
         self._config, self._capacity, self._inputs = config, capacity, inputs
         self._told: dict[int, dict[str, float]] = {}
         self._opened = contextlib.ExitStack()
+        self.disk: DiskRows | None = None
 
     def trained(self, state: TrainState) -> TrainState:
         self._shapes = cache_shapes(state, self._capacity)
@@ -151,7 +180,10 @@ class _Host:
     def start(self, state: TrainState, batches: data.Batches, steps: int) -> TrainState:
         first = int(state.step)
         rows, state = split_rows(state, self._capacity)
-        self._store = data.RowStore(self._place(rows), **self._open_link())
+        self._bare = rows
+        if self.disk is not None:
+            rows = self.disk.begin(first, batches.seed)
+        self._store = data.RowStore(rows, **self._open_link())
         self._cache = RowCache(self._store, state, piece=self._config.piece)
         began = time.perf_counter()
         # Read once more, ahead of the steps that get them, by a thread of its own.
@@ -167,20 +199,6 @@ class _Host:
         self._turn = next(self._turns)
         self._planned, self._totals = time.perf_counter() - began, {}
         return state
-
-    def _place(self, rows: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
-        """Returns the rows where the config wants them."""
-        if self._config.store == "memory":
-            return rows
-        folder = pathlib.Path(self._opened.enter_context(tempfile.TemporaryDirectory()))
-        return {
-            name: self._opened.enter_context(
-                data.RowFile.build(
-                    folder / str(number), [x], x.shape, x.dtype, self._config.piece
-                )
-            )
-            for number, (name, x) in enumerate(rows.items())
-        }
 
     def _swap(
         self, batches: Any, ids: Iterator[np.ndarray], numbers: range
@@ -265,10 +283,19 @@ class _Host:
     def pause(self, state: TrainState) -> TrainState:
         self._cache.flush(state)
         self._cache.close()
-        rows = {name: np.asarray(each) for name, each in self._store.arrays.items()}
-        self._store.arrays |= rows  # the last step is validated afterwards
         self._opened.close()
+        rows = self._store.arrays
+        if self.disk is not None:
+            self.disk.flush()
+            rows = self._bare
         return trees.unflatten(state, trees.flatten(state) | rows)
+
+    def score(
+        self, state: TrainState, batches: Iterable[Batch]
+    ) -> Iterator[Totals | None]:
+        assert self.disk is not None
+        self._cache.flush(state)
+        yield from self.disk.score_links(state, batches)
 
 
 # What examples have numbers of rows in.

@@ -105,6 +105,11 @@ class Checkpoints:
         if jax.process_index() == 0:
             self._clean()
 
+    @property
+    def directory(self) -> pathlib.Path:
+        """The folder of a directory for each step."""
+        return self._directory
+
     def save(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
         """Copies `state` to the host, and writes it in the background.
 

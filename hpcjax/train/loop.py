@@ -3,7 +3,6 @@
 import collections
 import functools
 import logging
-import math
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Self
@@ -16,7 +15,7 @@ from hpcjax import data, optim
 from hpcjax.core import per_device, trees
 from hpcjax.core.errors import CheckpointCorrupt, ConfigError
 from hpcjax.core.method import Around
-from hpcjax.sharding.mesh import place_batch, row_axes
+from hpcjax.sharding.mesh import row_axes
 from hpcjax.train.checkpoint import Checkpoints, Restored
 from hpcjax.train.config import TrainConfig
 from hpcjax.train.guards import SkipGuard, StopRequest
@@ -27,12 +26,12 @@ from hpcjax.train.step import (
     NONFINITE,
     STOP,
     UNSCORED,
-    eval_step,
     list_guarded,
     train_step,
 )
 from hpcjax.train.stopwatch import Stopwatch
 from hpcjax.train.task import Task
+from hpcjax.train.validation import make_validator
 from hpcjax.train.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -83,6 +82,7 @@ def fit(
       Preempted: `stop` gave a signal; Interrupted for SIGINT.
     """
     began = time.perf_counter()
+    task.method.around.open(checkpoints and checkpoints.directory)
     task = accumulating(task, config, mesh)
     state, start, extra = resume(task, config, seed, mesh, checkpoints, recorder)
     watch = Stopwatch(recorder.rewind(start), began, watchdog)
@@ -129,7 +129,7 @@ def fit(
                 recorder.write({"step": number, **watch.take_spent()})
                 recorder.write({"step": number, "seconds": watch.read(), **scores})
             if checkpoints and saving:
-                save(checkpoints, number, state, watch, guard, recorder)
+                save(checkpoints, number, state, watch, guard, recorder, around)
             if last:
                 break
             if saving:
@@ -152,6 +152,7 @@ def save(
     watch: Stopwatch,
     guard: SkipGuard,
     recorder: Recorder,
+    around: Around,
 ) -> None:
     """Saves a state, with what the loop itself must know to go on from it."""
     with watch.pause("checkpoint"):
@@ -159,6 +160,7 @@ def save(
             "seconds": watch.read(),
             "skips": guard.in_a_row,
             "records": mark(recorder),
+            **around.mark(),
         }
         checkpoints.save(step, state, kept)
 
@@ -205,10 +207,11 @@ def begin(
 
     Processes with models of their own must all have saved by then: one that deletes an
     older checkpoint before others have the newer one would leave none that all have.
+    Nor may what is kept outside of the state change before it is saved.
     """
+    if checkpoints is not None and (around.size > 1 or around.mark()):
+        checkpoints.wait()
     if around.size > 1:
-        if checkpoints is not None:
-            checkpoints.wait()
         around.least(int(state.step))
     return around.start(state, stream)
 
@@ -320,7 +323,12 @@ def resume(
     the newest step that all of them have.
     """
     restored = None
-    like, known = state_shapes(task, mesh), functools.partial(check, recorder)
+    like = state_shapes(task, mesh)
+
+    def known(saved: Mapping[str, Any]) -> None:
+        check(recorder, saved)
+        task.method.around.check(saved)  # last, for it gives up what is newer
+
     if checkpoints is not None and not checkpoints.empty():
         add = functools.partial(add_new, task, seed, mesh)
         restored = checkpoints.restore(like, mesh=mesh, check=known, complete=add)
@@ -455,43 +463,3 @@ def check_batch(task: Task, config: TrainConfig, mesh: Mesh) -> int:
             examples,
         )
     return devices
-
-
-def make_validator(
-    task: Task, config: TrainConfig, mesh: Mesh, watch: Stopwatch
-) -> Callable[[TrainState, int], dict[str, float]]:
-    """Returns a function `(state, step)` that returns means over the validation set.
-
-    Their names begin with `val_`. Sums of batches are added in float64 on the host, so
-    that means depend on the batch size only by float32 rounding within a batch. A
-    worker in a process of its own scores its own model, on all of the set.
-    """
-    score = task.once(("validation", mesh), lambda: eval_step(task, mesh))
-    shard = jax.process_index(), jax.process_count()
-
-    def validate(state: TrainState, step: int) -> dict[str, float]:
-        sums: dict[str, float] = collections.defaultdict(float)
-        count = 0.0
-        whole = data.evaluation_batches(
-            task.dataset.validation, config.batch_size, shard=shard
-        )
-        with watch.pause("validation"):
-            view = task.method.around.view(state)
-            for batch in watch.watch_validation(whole, step):
-                params, seen = view(batch)
-                placed = place_batch(seen, mesh, task.method.batch)
-                totals = jax.device_get(score(params, state.model_state, placed))
-                count += float(totals.count)
-                for name, value in totals.sums.items():
-                    sums[name] += float(value)
-        # There is no mean where nothing has weight, as where all labels are ignored.
-        means = {
-            f"val_{name}": total / count if count else math.nan
-            for name, total in sums.items()
-        }
-        lost = [name for name, mean in means.items() if not math.isfinite(mean)]
-        if lost:
-            log.warning("step %d: the validation is not finite: %s", step, lost)
-        return means
-
-    return validate
