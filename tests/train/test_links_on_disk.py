@@ -54,10 +54,12 @@ def fit(source, state, folder=None, **given):
     mesh = made.mesh(given.get("devices", 1))
     own = {"seed": 0, "mesh": mesh, "recorder": records}
     with contextlib.ExitStack() as stack:
-        if folder is None:
+        length = config.train
+        if folder is None:  # one checkpoint, at the end
             folder = stack.enter_context(tempfile.TemporaryDirectory())
+            length = dataclasses.replace(length, checkpoint_every=0)
         checkpoints = stack.enter_context(train.Checkpoints(pathlib.Path(folder)))
-        last = train.fit(made, config.train, checkpoints=checkpoints, **own)
+        last = train.fit(made, length, checkpoints=checkpoints, **own)
         leaves = trees.flatten(jax.device_get(dataclasses.replace(last, key=None)))
         if state is not None and state.store == "disk":
             rows = pathlib.Path(folder) / "rows"
