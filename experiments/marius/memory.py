@@ -7,7 +7,7 @@ import resource
 import tempfile
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -75,9 +75,11 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Figures":
     theirs.close()
     try:
         found = ours.recv()
-    except EOFError:  # it was ended by the system
+    except EOFError:
         found = {}
     child.join()
+    if child.exitcode > 0:  # else it may have been ended by the system
+        raise RuntimeError("the process that trains has failed")
     resident = dataset.capacity / partitions if partitions else 1.0
     nothing = dict.fromkeys(("ended", "refused", "counted", "told"), 0.0)
     nothing |= dict.fromkeys(("peak", "seconds", "waited"), np.nan)
@@ -85,14 +87,12 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Figures":
     return {**nothing, **graph, "anon": np.full(MOMENTS, np.nan), **found}
 
 
-def _limited(
-    cfg: Config, root: pathlib.Path, limit: int, told: "Connection"
-) -> None:
+def _limited(cfg: Config, root: pathlib.Path, limit: int, told: "Connection") -> None:
     """Trains under a limit, and tells what came of it."""
     with tempfile.TemporaryDirectory() as folder:
         source = dataclasses.replace(
             cfg.dataset.source,
-            **{"vertices": 8 * cfg.dataset.block, "labelled": 2 * cfg.dataset.block},
+            **{"vertices": 16 * cfg.dataset.block, "labelled": 2 * cfg.dataset.block},
             held=cfg.dataset.block,
         )
         dataset = dataclasses.replace(cfg.dataset, source=source)
@@ -113,16 +113,17 @@ def _limited(
 
 def _fit(cfg: Config, root: Any) -> dict[str, float]:
     """Trains; returns what was read, and how long it took."""
+    began = _read_bytes()
+    cfg.dataset.load(pathlib.Path(root))
+    opened = _read_bytes() - began  # of what is kept of each vertex
     made, records = task(cfg, pathlib.Path(root), 1), Records(cfg.train.steps)
     made = made.replace(read=Bounded)
     records.sampler = made.dataset.train
-    began, first = _read_bytes(), records.count()
     train.fit(made, cfg.train, seed=cfg.seed, mesh=made.mesh(1), recorder=records)
     figures = records.figures()
     if "resident_bytes" in figures:
         records.last["resident"] = figures["resident_bytes"] / figures["graph_bytes"]
-    counted, told = records.last.pop("counted") - first, records.last.pop("told")
-    return {**records.last, "counted": counted, "told": told - began}
+    return {**records.last, "told": records.last["told"] - began - 2 * opened}
 
 
 class Bounded:
@@ -174,7 +175,7 @@ class Watch:
         self.seen = [_status("RssAnon")]
         self._over, self._thread = threading.Event(), threading.Thread(target=self._see)
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

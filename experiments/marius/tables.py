@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments.marius.policies import FILE, ROWS
 from hpcjax.runs import reduce
-from hpcjax.runs.pictures import Dots
+from hpcjax.runs.pictures import Dots, Lines
 from hpcjax.runs.reduce import Number, above, cell, most, over
 from hpcjax.runs.tables import Runs, Table, by_model, on_cpu, variants
 
@@ -254,6 +254,84 @@ DISKS = Table(
             "ahead": over("ms", WAITS, AHEAD)
             .at_least(1.3, "times a step with the next partitions fetched ahead")
             .fails({AHEAD: SPARE}),
+        },
+    ),
+)
+
+
+FIFTH, SAMPLED, RESIDENT = "a fifth resident", "sampled_graph", "all resident"
+
+
+def memory(rows: reduce.Rows) -> "xr.Dataset":
+    """Returns what became of a process that may take half of its graph's bytes."""
+    found = {}
+    for name, row in rows.items():
+        run = reduce.first(row)
+        own = {key: run[key] for key in ("ended", "refused", "seconds", "waited")}
+        own |= {key: run[key] / 1e6 for key in ("graph_bytes", "limit", "peak")}
+        # What was never read was not counted either.
+        off = abs(run["counted"] / run["told"] - 1) if run["told"] else np.inf
+        own |= {"resident": run["resident"], "off": 100 * off, "anon": run["anon"]}
+        found[name] = {**own, "read": run["counted"] / 1e6}
+    return reduce.from_cells(found)
+
+
+MEMORY_TABLE = Table(
+    id="marius/memory",
+    title="Training under a limit of memory that a graph does not fit in",
+    paper=f"{PAPER}: in-memory accuracy with a fraction of the memory",
+    caption=(
+        "A drawn graph of 2 M vertices, 128 features each, made in pieces from hashes "
+        "of numbers, and 20 M edges: MB of both. Processes of their own, which may "
+        "take half of that, RLIMIT_DATA, above what they have after a warm-up on a small "
+        "graph. An epoch of GraphSAGE, 50,000 targets, five neighbours a layer. "
+        "Resident: of features and edges, in buffers. MB read for training, by our "
+        "count; off: by how many per cent it is not that of /proc/self/io, less what "
+        "opening the files reads. Peak: most of RssAnon above that of the start, MB. "
+        "Sampled_graph has it all in memory, as all resident has it from files."
+    ),
+    shows=(
+        "Processes trained on a graph twice as large as the memory that they may take. "
+        "Lines that end below one have come through; the controls died of MemoryError."
+    ),
+    picture=Lines(
+        "moment",
+        "anon",
+        label="RssAnon above the start / limit",
+        x_label="per cent of the time up to the end",
+        bound=1.0,
+        log=False,
+        log_x=False,
+    ),
+    columns={
+        "ended": "ended",
+        "refused": "MemoryError",
+        "resident": "resident",
+        "graph_bytes": "MB",
+        "limit": "limit, MB",
+        "peak": "peak, MB",
+        "read": "read, MB",
+        "off": "off, %",
+        "seconds": "s of steps",
+        "waited": "of these waited",
+    },
+    reduce=memory,
+    tiers=on_cpu(
+        minutes=5.0,
+        runs=variants("marius/memory", base=FIFTH, memory=SAMPLED, resident=RESIDENT),
+        claims={
+            "ends": cell("ended", FIFTH)
+            .at_least(1, "it comes to its end")
+            .fails({FIFTH: SAMPLED}, {FIFTH: RESIDENT}),
+            "in memory dies": cell("refused", SAMPLED)
+            .at_least(1, "the same config in memory ends with a MemoryError")
+            .fails({SAMPLED: FIFTH}),
+            "resident": cell("resident", FIFTH)
+            .at_most(0.25, "of features and edges are in buffers")
+            .fails({FIFTH: RESIDENT}),
+            "counted": cell("off", FIFTH)
+            .at_most(2, "per cent by which counted bytes are not the system's")
+            .fails({FIFTH: SAMPLED}),
         },
     ),
 )
