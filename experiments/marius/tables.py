@@ -283,8 +283,8 @@ MEMORY_TABLE = Table(
     caption=(
         "A drawn graph of 2 M vertices, 128 features each, made in pieces from hashes "
         "of numbers, and 20 M edges: MB of both. Processes of their own, which may "
-        "take half of that, RLIMIT_DATA, above what they have after a warm-up on a small "
-        "graph. An epoch of GraphSAGE, 50,000 targets, five neighbours a layer. "
+        "take half of that, RLIMIT_DATA, above what they have after a warm-up on a "
+        "small one. An epoch of GraphSAGE, 50,000 targets, five neighbours a layer. "
         "Resident: of features and edges, in buffers. MB read for training, by our "
         "count; off: by how many per cent it is not that of /proc/self/io, less what "
         "opening the files reads. Peak: most of RssAnon above that of the start, MB. "

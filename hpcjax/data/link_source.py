@@ -56,7 +56,10 @@ class LinkSampler:
       fewest_resident: entities of the smallest partitions that a state may have.
       capacity: partitions of a state.
       partition_rows: entities of a partition; the last may have fewer.
+      row_bytes: of an entity, where partitions were chosen by it.
     """
+
+    row_bytes: int | None = None
 
     def __init__(self, links: Triples, config: Any) -> None:
         self._triples, self._relations = links.train, links.relations

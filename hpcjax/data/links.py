@@ -3,12 +3,12 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from hpcjax.core import checks
-from hpcjax.core.config import Config, Seed, Size, Within
+from hpcjax.core.config import Config, Positive, Seed, Size, Within
 from hpcjax.core.errors import DataMissing, nearest
 from hpcjax.core.objective import Objective
 from hpcjax.data import catalog
@@ -63,6 +63,10 @@ class LinksConfig(Config):
       partitions: that entities are cut into, by their numbers.
       capacity: partitions that are resident.
       group: partitions that "comet" swaps at once.
+      memory: bytes of rows and links that may be resident, by which these three are
+        chosen in place of those given, see `graphs.choose_partitions`.
+      row_bytes: of an entity then, with what the optimizer keeps for it.
+      disk_block: of the disk then, the least that links of two partitions take.
       edges: most links of an example.
       negatives: of an example in each direction, of resident entities.
       by_degree: share of them that are ends of random links of the state; the rest are
@@ -86,6 +90,9 @@ class LinksConfig(Config):
     partitions: Size = 64
     capacity: Size = 16
     group: Size = 8
+    memory: Positive | None = None
+    row_bytes: Size = 512
+    disk_block: Size = 512 * 1024
     edges: Size = 1024
     negatives: Size = 512
     by_degree: Annotated[float, Within("[0, 1]")] = 0.5
@@ -96,7 +103,10 @@ class LinksConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.order != "memory":
+        rule = "memory is of order=beta and comet, which move partitions"
+        good = self.memory is None or self.order in ("beta", "comet")
+        checks.require(good, rule, memory=self.memory, order=self.order)
+        if self.order != "memory" and self.memory is None:
             self.draw(0, 0)
 
     def draw(self, seed: int, epoch: int) -> "Ordering":
@@ -130,22 +140,41 @@ class LinksConfig(Config):
         }
         return found._replace(**moved)
 
+    def choose(self, links: Triples) -> Self:
+        """Returns the config with the partitions that `memory` has room for.
+
+        Raises:
+          ConfigError: it has not even room for two.
+        """
+        from hpcjax import graphs
+
+        if self.memory is None:
+            return self
+        rows, edges = links.entities * self.row_bytes, links.train.nbytes
+        size = graphs.GraphBytes(rows, edges)
+        cut = graphs.choose_partitions(size, int(self.memory), self.disk_block)
+        order: Any = "memory" if cut.partitions == 1 else self.order
+        return dataclasses.replace(self, memory=None, order=order, **cut._asdict())
+
     def load(self, root: pathlib.Path) -> Dataset:
         """Returns the links.
 
         Raises:
-          ConfigError: fewer entities may be resident than there are negatives.
+          ConfigError: fewer entities may be resident than there are negatives, or
+            less memory than two partitions need.
           DataMissing: the source is not here.
           DataFormatError: a file of another form.
         """
         from hpcjax.data.link_source import LinkSampler, LinkSource
 
         links = self.read(root)
-        train: Any = LinkSampler(links, self)
+        train: Any = LinkSampler(links, self.choose(links))
         given = {"negatives": self.negatives, "resident": train.fewest_resident}
         rule = "negatives must be at most the entities that are resident in each state"
         checks.require(self.negatives <= train.fewest_resident, rule, **given)
         shapes: Any = {"triples": (self.edges, 3), "negatives": (2, self.negatives)}
+        if self.memory is not None:
+            train.row_bytes = self.row_bytes
         held = links.test if self.holdout == "test" else links.valid
         return Dataset(
             train,

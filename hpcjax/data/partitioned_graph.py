@@ -8,12 +8,12 @@ import math
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from hpcjax.core import checks, files
-from hpcjax.core.config import Size
+from hpcjax.core.config import Positive, Size
 from hpcjax.core.errors import ConfigError
 from hpcjax.data.objectives import BLOCKS
 from hpcjax.data.sampled_graph import DenseConfig, LayerwiseConfig, SampledGraphConfig
@@ -21,6 +21,7 @@ from hpcjax.data.source import Dataset
 from hpcjax.data.triples import rng_of
 
 FOLDER = "partitioned_graphs"
+EDGE_BYTES = 12  # of its ends and its number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,10 @@ class PartitionedGraphConfig(SampledGraphConfig):
         first epoch stay.
       relabel: the order of vertices that are not trained on: "random"; "given", by
         their numbers; or "classes", by their classes first, a control.
+      memory: bytes of features and edges that may be resident, by which partitions and
+        capacity are chosen in place of those given, see `graphs.choose_partitions`.
+      disk_block: bytes of the disk's block, the least that edges of two partitions take
+        in the mean then.
     """
 
     smoke: ClassVar[Mapping[str, str]] = {
@@ -59,6 +64,8 @@ class PartitionedGraphConfig(SampledGraphConfig):
     capacity: Size = 16
     order: Literal["sequential", "one_fill"] = "sequential"
     relabel: Literal["random", "given", "classes"] = "random"
+    memory: Positive | None = None
+    disk_block: Size = 512 * 1024
 
     def draw(self, training: int, seed: int, epoch: int) -> np.ndarray:
         """Returns the partitions of an epoch; the first `training` are always there.
@@ -77,7 +84,8 @@ class PartitionedGraphConfig(SampledGraphConfig):
 
         Raises:
           ConfigError: fewer training vertices than a block has, or more partitions of
-            them than are resident, features of edges, or no data root.
+            them than are resident, features of edges, no data root, or less memory
+            than two partitions need.
           DataFormatError: damaged files.
           DiskFull: there is no room for the files.
 
@@ -94,6 +102,8 @@ class PartitionedGraphConfig(SampledGraphConfig):
         from hpcjax.data.block_source import BlockSource
         from hpcjax.data.graph_store import GraphStore
 
+        if self.memory is not None:
+            return self.choose(root).load(root)
         folder = self._find(root)
         store, own = GraphStore(folder), GraphStore(folder)  # each counts its reads
         self._check(len(store.train), len(store.place))
@@ -135,20 +145,44 @@ class PartitionedGraphConfig(SampledGraphConfig):
         It is named by the source where that can be told without its features, or else
         by what it holds.
         """
+        name, found = self._name(root, f"{self.partitions} {self.relabel}")
+        folder = files.inside(root, FOLDER, name)
+        if not (folder / "index.npz").exists():
+            self._write(folder, *(found or self.source.stream(root)))
+        return folder
+
+    def _name(self, root: Any, what: str) -> tuple[str, Any]:
+        """Returns a name for what is made of the source, and this if it was loaded."""
         if root is None:
             raise ConfigError("the files are below a data root: got root=None")
-        told: Any = f"{self.partitions} {self.relabel} {self.source!r}".encode()
-        source, found = self.source, None
+        told, source, found = f"{what} {self.source!r}".encode(), self.source, None
         if hasattr(source, "stream"):
             told += inspect.getsource(sys.modules[type(source).__module__]).encode()
         else:
             found = _stream(source, root)
             told += _digest(*found).encode()
-        name = hashlib.sha256(told).hexdigest()[:32]
-        folder = files.inside(root, FOLDER, name)
-        if not (folder / "index.npz").exists():
-            self._write(folder, *(found or source.stream(root)))
-        return folder
+        return hashlib.sha256(told).hexdigest()[:32], found
+
+    def choose(self, root: pathlib.Path | None) -> Self:
+        """Returns the config with the partitions that `memory` has room for.
+
+        Raises:
+          ConfigError: it has not even room for two.
+        """
+        from hpcjax import graphs
+
+        name, found = self._name(root, "sizes")
+        path = files.inside(pathlib.Path(str(root)), FOLDER, f"{name}.json")
+        if not path.exists():
+            whole, rows = found or self.source.stream(root)
+            nodes = whole.graph.vertices * rows(np.arange(1)).nbytes
+            size = {"nodes": nodes, "edges": EDGE_BYTES * len(whole.graph.senders)}
+            files.write_json(path, size)
+        size = graphs.GraphBytes(**files.read_json(path))
+        memory = int(self.memory or 0)
+        cut = graphs.choose_partitions(size, memory, self.disk_block)
+        own = {"partitions": cut.partitions, "capacity": cut.capacity}
+        return dataclasses.replace(self, memory=None, **own)
 
     def _write(self, folder: pathlib.Path, whole: Any, rows: Any) -> None:
         from hpcjax.data.graph_store import write_store

@@ -86,6 +86,10 @@ def train_cached(
     params, opt_state = jax.eval_shape(method.init, params)
     held = trees.flatten({"params": params, "opt_state": opt_state})
     kept = {path: held[path] for path in list_row_leaves(held)}
+    row_bytes = trees.num_bytes(kept) // rows
+    chosen = getattr(setup.examples, "row_bytes", None) or row_bytes
+    rule = f"dataset.row_bytes must be the {row_bytes} bytes of a row"
+    checks.require(chosen == row_bytes, rule, row_bytes=chosen)
     disk, host = None, _Host(config, capacity, inputs)
     outside: dict[str, Any] = {}
     if config.store == "disk":
@@ -109,7 +113,7 @@ def train_cached(
         pause=host.pause,
         **outside,
     )
-    facts = {"cache_rows": float(capacity), "row_bytes": trees.num_bytes(kept) / rows}
+    facts = {"cache_rows": float(capacity), "row_bytes": float(row_bytes)}
     return method._replace(around=around, facts={**method.facts, **facts})
 
 

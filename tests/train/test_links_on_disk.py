@@ -37,7 +37,9 @@ def source(tmp_path_factory):
 def make(source, state, devices=1, **own):
     cut = {"partitions": 8, "capacity": 4, "group": 2, "edges": 16, "negatives": 6}
     config = TrainingConfig(
-        dataset=data.LinksConfig(source=str(source), order="comet", **cut | own),
+        dataset=data.LinksConfig(
+            **{"source": str(source), "order": "comet"} | cut | own
+        ),
         model=models.KgeConfig(width=4, spread=1.0),
         optimizer=optim.AdagradConfig(lr=0.1),
         state=state,
@@ -259,3 +261,22 @@ def test_what_has_no_partitions_or_no_room_is_refused(source):
     )
     with pytest.raises(ConfigError, match="needs examples in an order of partitions"):
         training.task(clicks, source, 1)
+
+
+def test_partitions_are_chosen_by_memory(source):
+    """1,920 bytes of rows and 3,600 of links in 8 partitions, of which 2 fit."""
+    state = dataclasses.replace(DISK, capacity=None)
+    own = {"memory": 1500.0, "row_bytes": 32, "disk_block": 50}
+    made = make(source, state, **own)[1]
+    sampler = made.dataset.train
+    assert (sampler.capacity, sampler.partition_rows) == (2, 8)
+    assert made.method.facts["cache_rows"] == 16
+    whole = make(source, state, **own | {"memory": 1e6})[1].dataset.train
+    assert (whole.capacity, whole.partition_rows) == (1, 60)
+    for wrong, told in (
+        ({"memory": 500.0}, "two partitions and their edges, of at most 8: got"),
+        ({"row_bytes": 16}, "row_bytes must be the 32 bytes of a row: got"),
+        ({"order": "memory"}, "memory is of order=beta and comet"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            make(source, state, **own | wrong)
