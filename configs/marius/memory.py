@@ -13,10 +13,10 @@ from experiments.marius.memory import Config
 from hpcjax.data import CommunityGraphConfig, PartitionedGraphConfig, SampledGraphConfig
 
 GRAPH = CommunityGraphConfig(
-    vertices=2_000_000, degree=10.0, width=128, labelled=50_000, held=1_000
+    vertices=2_000_000, degree=10.0, width=128, labelled=50_000, held=500
 )
-_OWN = {"source": GRAPH, "block": 1_000, "fanouts": (5, 5)}
-STEPS = 50
+_OWN = {"source": GRAPH, "block": 500, "fanouts": (5, 5)}
+STEPS = 100
 
 base = Config(
     dataset=PartitionedGraphConfig(**_OWN, partitions=64, capacity=13),

@@ -97,3 +97,27 @@ def test_batches_must_be_of_their_states():
         [*data.partition_moves(states, [[0], [10], [10]], ROWS, PART)]
     with pytest.raises(ConfigError, match="each state must have a batch"):
         [*data.partition_moves(states, [[0]], ROWS, PART)]
+
+
+@pytest.mark.acceptance("marius", 10)
+@pytest.mark.parametrize(
+    ("order", "reads"),
+    [(lambda rng: graphs.beta(16, 4, rng), 2.875)]
+    + [(lambda rng: graphs.comet(64, 16, 8, rng), 3.625)],
+    ids=["beta", "comet"],
+)
+def test_an_epoch_reads_from_files_what_its_order_says(order, reads, tmp_path):
+    """With the first load, over all rows: 4 + 42 of 16 parts, 2 + 27 of 8."""
+    drawn, rows = order(np.random.default_rng(5)), 1280
+    size = rows // len(drawn.buckets)
+    pieces = [np.zeros((size, 3), np.uint8)] * (rows // size)
+    none = [np.zeros(0, np.int64)] * len(drawn.states)
+    form = (rows, 3), np.uint8, size
+    with data.RowFile.build(tmp_path / "rows", pieces, *form) as file:
+        store = data.RowStore({"table": file})
+        for move in data.partition_moves(drawn.states, none, rows, size):
+            store.write(move.evict, {"table": np.ones((len(move.evict), 3), np.uint8)})
+            store.read(move.fetch)
+        assert file.bytes_read == file.bytes_written == reads * rows * 3
+        assert file.bytes_read == store.bytes_read
+        assert np.asarray(file).all()  # each partition has been in memory

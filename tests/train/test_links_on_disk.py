@@ -100,6 +100,7 @@ def ahead(source):
 
 
 @pytest.mark.acceptance("marius", 6)
+@pytest.mark.acceptance("marius", 9)
 def test_a_run_from_disk_is_that_of_memory_to_the_bit(source, whole, ahead, tmp_path):
     """Losses, ranks, table and Adagrad's sums, through pauses and validations."""
     found = fit(source, DISK, tmp_path)
