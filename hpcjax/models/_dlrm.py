@@ -27,7 +27,9 @@ def _by_table(tables: Sequence[int]) -> Initializer:
         key: jax.Array, shape: tuple[int, ...], dtype: Any, start: Any = 0
     ) -> jax.Array:
         drawn = jax.random.uniform(key, shape, dtype, -1, 1)
-        own = jnp.asarray(bounds, dtype)[start + np.arange(shape[0])]
+        own = jnp.asarray(bounds, dtype)
+        if shape[0] < len(bounds):
+            own = own[start + np.arange(shape[0])]
         return drawn * own[:, None]
 
     return init

@@ -42,7 +42,8 @@ class DiskRows:
     ) -> None:
         self._model, self._shapes, self._piece = model, shapes, piece
         self.files: dict[str, data.RowFile] = {}
-        self._opened, self._saved = contextlib.ExitStack(), False
+        self._opened = contextlib.ExitStack()
+        self._mark: int | None = None
 
         @jax.jit
         def draw(key: jax.Array, start: jax.Array) -> dict[str, jax.Array]:
@@ -64,7 +65,7 @@ class DiskRows:
             folder = pathlib.Path(
                 self._opened.enter_context(tempfile.TemporaryDirectory())
             )
-        self._folder, self._saved, self.files = folder / FOLDER, False, {}
+        self._folder, self._mark, self.files = folder / FOLDER, None, {}
 
     def check(self, saved: Mapping[str, Any]) -> None:
         """Opens the files at the state that a checkpoint says."""
@@ -114,13 +115,11 @@ class DiskRows:
 
     def flush(self) -> None:
         """Makes what was written the state that `mark` says."""
-        self._saved = {file.flush() for file in self.files.values()} != set()
+        (self._mark,) = {file.flush() for file in self.files.values()}
 
     def mark(self) -> dict[str, Any]:
         """Returns the number of the state that was flushed, see `Around.mark`."""
-        if not self._saved:
-            return {}
-        return {MARK: next(iter(self.files.values())).sequence}
+        return {} if self._mark is None else {MARK: self._mark}
 
     def score_links(
         self, state: Any, batches: Iterable[Batch]

@@ -27,9 +27,10 @@ class RowCacheConfig(Config):
       capacity: rows of the cache, at least the ids of a batch; None for room for the
         ids of as many batches as are looked ahead, or for the resident partitions.
       piece: rows that are moved at once; those of a partition, of "partitions".
-      store: where the rows are: in "memory", or on "disk", in files in the folder of
-        temporary files (`TMPDIR`), which are read and written by `piece` rows. A pause
-        and a validation have all rows in memory.
+      store: where the rows are: in "memory", or on "disk", in files in the folder
+        "rows" beside the checkpoints, which are made, read and written by `piece` rows.
+        A checkpoint then has the number of their state, and only the newest one can be
+        gone on from. Held-out links are ranked a piece at a time.
       rate: bytes per second of the link to the table, in each direction; None for what
         the machine does. A slower one is for experiments; what validation reads does
         not go over it.
@@ -78,8 +79,8 @@ class RowCacheConfig(Config):
 
         Raises:
           ConfigError: another optimizer or model, a capacity below the ids of a batch
-            or the resident partitions, examples in no order of partitions, or several
-            processes.
+            or the resident partitions, examples in no order of partitions, on disk a
+            model without `rows`, or several processes.
         """
         from hpcjax.train.cached_table import train_cached
 
