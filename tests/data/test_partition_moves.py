@@ -102,8 +102,10 @@ def test_batches_must_be_of_their_states():
 @pytest.mark.acceptance("marius", 10)
 @pytest.mark.parametrize(
     ("order", "reads"),
-    [(lambda rng: graphs.beta(16, 4, rng), 2.875)]
-    + [(lambda rng: graphs.comet(64, 16, 8, rng), 3.625)],
+    [
+        (lambda rng: graphs.beta(16, 4, rng), 2.875),
+        (lambda rng: graphs.comet(64, 16, 8, rng), 3.625),
+    ],
     ids=["beta", "comet"],
 )
 def test_an_epoch_reads_from_files_what_its_order_says(order, reads, tmp_path):
