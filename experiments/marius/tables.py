@@ -262,7 +262,7 @@ DISKS = Table(
 FIFTH, SAMPLED, RESIDENT = "a fifth resident", "sampled_graph", "all resident"
 
 
-def memory(rows: reduce.Rows) -> "xr.Dataset":
+def limited(rows: reduce.Rows) -> "xr.Dataset":
     """Returns what became of a process that may take half of its graph's bytes."""
     found = {}
     for name, row in rows.items():
@@ -276,7 +276,7 @@ def memory(rows: reduce.Rows) -> "xr.Dataset":
     return reduce.from_cells(found)
 
 
-MEMORY_TABLE = Table(
+LIMITED = Table(
     id="marius/memory",
     title="Training under a limit of memory that a graph does not fit in",
     paper=f"{PAPER}: in-memory accuracy with a fraction of the memory",
@@ -315,7 +315,7 @@ MEMORY_TABLE = Table(
         "seconds": "s of steps",
         "waited": "of these waited",
     },
-    reduce=memory,
+    reduce=limited,
     tiers=on_cpu(
         minutes=5.0,
         runs=variants("marius/memory", base=FIFTH, memory=SAMPLED, resident=RESIDENT),

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from configs.marius import links
-from experiments.marius import tables
+from configs.marius import memory as limits
+from experiments.marius import memory, tables
 from experiments.marius.disk import count_rows
 from hpcjax import graphs
 from hpcjax.data.link_source import LinkSampler
@@ -62,3 +63,39 @@ def test_comet_must_close_half_of_a_gap_that_is_one():
     noisy = memory - [0.05, -0.03, 0.001]
     assert judge(noisy, noisy - 0.001)["closes the gap"].ours == 1
     assert not judge(noisy, noisy - 0.01)["closes the gap"].holds
+
+
+def test_a_limit_is_of_the_bytes_that_files_have_and_an_epoch_is_read_alone():
+    config = limits.base
+    graph = config.dataset.source
+    assert config.graph_bytes == 2_000_000 * 128 * 4 + 20_000_000 * 12
+    assert config.train.steps * config.dataset.block == graph.labelled
+    small = dataclasses.replace(graph, vertices=500, labelled=10, held=5)
+    edges = len(small.stream()[0].graph.senders)
+    own = dataclasses.replace(config.dataset, source=small)
+    bytes_of = dataclasses.replace(config, dataset=own).graph_bytes
+    assert bytes_of == 500 * 128 * 4 + edges * 12
+    with memory.Bounded(list(range(9)), 5).iterate(2) as batches:
+        assert [next(batches) for _ in range(4)] == [2, 3, 4, 4]
+
+
+def test_what_died_has_counted_nothing():
+    died = {"ended": 0.0, "refused": 1.0, "counted": 0.0, "told": 0.0}
+    made = {
+        tables.FIFTH: {"ended": 1.0, "refused": 0.0, "counted": 101.0, "told": 100.0},
+        tables.SAMPLED: died,
+        tables.RESIDENT: died,
+    }
+    coords = {"moment": [0.0, 50.0, 100.0]}
+    names = ("graph_bytes", "limit", "peak", "seconds", "waited")
+    shapes = dict.fromkeys(names, "") | {"anon": "moment"}
+    resident = {tables.FIFTH: 0.2}
+    runs = {
+        name: rows.run(
+            coords, **shapes, **own, resident=resident.get(name, 1.0), key=name
+        )
+        for name, own in made.items()
+    }
+    told = rows.verdicts(tables.LIMITED, tables.limited(runs))
+    assert all(verdict.holds for verdict in told.values())
+    assert told["counted"].ours == pytest.approx(1)
