@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from hpcjax import data, runs, train
-from hpcjax.core import config
+from hpcjax.core import checks, config
 from hpcjax.runs import training
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ class Config(training.TrainingConfig):
       share: of these bytes.
     """
 
-    smoke: ClassVar[Mapping[str, str]] = {"share": "20000.0"}
+    smoke: ClassVar[Mapping[str, str]] = {
+        **{"share": "20000.0", "train.batch_size": "1"},
+        **{"dataset.source.labelled": "10", "dataset.source.held": "5"},
+    }
     figures: ClassVar[Mapping[str, str]] = {  # pyrefly: ignore[bad-override]
         "ended refused": ": whether it came to its end; or to a MemoryError",
         "graph_bytes limit peak": (
@@ -48,6 +51,13 @@ class Config(training.TrainingConfig):
     }
 
     share: config.Positive = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        source = getattr(self.dataset, "source", None)
+        rule = "dataset must be partitioned_graph or sampled_graph of community_graph"
+        good = isinstance(source, data.CommunityGraphConfig)
+        checks.require(good, rule, dataset=type(self.dataset).__name__)
 
     def labels(self) -> "runs.Labels":
         """Returns the moments, in per cent of the time up to the end."""

@@ -27,6 +27,7 @@ from hpcjax.core.method import (
     StepInput,
     Totals,
 )
+from hpcjax.core.model import Model
 from hpcjax.core.varying import Axes, assume_equal
 from hpcjax.optim.methods import Link, whole_backward
 from hpcjax.train.disk_rows import DiskRows
@@ -90,19 +91,9 @@ def train_cached(
     chosen = getattr(setup.examples, "row_bytes", None) or row_bytes
     rule = f"dataset.row_bytes must be the {row_bytes} bytes of a row"
     checks.require(chosen == row_bytes, rule, row_bytes=chosen)
-    disk, host = None, _Host(config, capacity, inputs)
-    outside: dict[str, Any] = {}
+    host, outside = _Host(config, capacity, inputs), {}
     if config.store == "disk":
-        checks.require(
-            setup.model.rows is not None,
-            "store=disk needs a model whose table is drawn by its rows",
-            model=setup.model,
-        )
-        host.disk = disk = DiskRows(setup.model, method.init, kept, config.piece)
-        outside = {"open": disk.open, "mark": disk.mark, "check": disk.check}
-        if "ids" not in inputs:  # ranks are among all rows
-            outside["score"] = host.score
-        method = method._replace(init=_without_rows(method.init))
+        method, outside = _put_on_disk(host, method, setup.model, kept)
     around = Around(
         trained=host.trained,
         start=lambda state, batches: host.start(state, batches, setup.steps),
@@ -115,6 +106,21 @@ def train_cached(
     )
     facts = {"cache_rows": float(capacity), "row_bytes": float(row_bytes)}
     return method._replace(around=around, facts={**method.facts, **facts})
+
+
+def _put_on_disk(
+    host: "_Host", method: Method, model: Model, kept: Mapping[str, Any]
+) -> tuple[Method, dict[str, Any]]:
+    """Returns a method whose state has no rows, and what is around it besides."""
+    rule = "store=disk needs a model whose table is drawn by its rows"
+    checks.require(model.rows is not None, rule, model=model)
+    host.disk = DiskRows(model, method.init, kept, host.piece)
+    outside: dict[str, Any] = {
+        name: getattr(host.disk, name) for name in ("open", "mark", "check")
+    }
+    if host.of_links:  # ranks are among all rows
+        outside["score"] = host.score
+    return method._replace(init=_without_rows(method.init)), outside
 
 
 def _without_rows(init: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -172,10 +178,11 @@ class _Host:
     def __init__(
         self, config: "RowCacheConfig", capacity: int, inputs: Sequence[str]
     ) -> None:
-        self._config, self._capacity, self._inputs = config, capacity, inputs
+        self._config, self._capacity = config, capacity
         self._told: dict[int, dict[str, float]] = {}
         self._opened = contextlib.ExitStack()
         self.disk: DiskRows | None = None
+        self.piece, self.of_links = config.piece, "ids" not in inputs
 
     def trained(self, state: TrainState) -> TrainState:
         self._shapes = cache_shapes(state, self._capacity)
@@ -270,7 +277,7 @@ class _Host:
         self._cache.flush(state)
         table, cache = self._store.arrays["params/table"], self._shapes["params/table"]
 
-        if "ids" not in self._inputs:  # ranks are among all rows
+        if self.of_links:  # ranks are among all rows
             whole = jax.device_put(np.asarray(table), cache.sharding)
             return lambda batch: ({**state.params, "table": whole}, batch)
 

@@ -82,7 +82,6 @@ def fit(
       Preempted: `stop` gave a signal; Interrupted for SIGINT.
     """
     began = time.perf_counter()
-    task.method.around.open(checkpoints and checkpoints.directory)
     task = accumulating(task, config, mesh)
     state, start, extra = resume(task, config, seed, mesh, checkpoints, recorder)
     watch = Stopwatch(recorder.rewind(start), began, watchdog)
@@ -323,6 +322,7 @@ def resume(
     the newest step that all of them have.
     """
     restored = None
+    task.method.around.open(checkpoints and checkpoints.directory)
     like = state_shapes(task, mesh)
 
     def known(saved: Mapping[str, Any]) -> None:
