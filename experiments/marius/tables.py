@@ -271,9 +271,13 @@ def limited(rows: reduce.Rows) -> "xr.Dataset":
         own |= {key: run[key] / 1e6 for key in ("graph_bytes", "limit", "peak")}
         # What was never read was not counted either.
         off = abs(run["counted"] / run["told"] - 1) if run["told"] else np.inf
-        own |= {"resident": run["resident"], "off": 100 * off, "anon": run["anon"]}
+        own |= {"resident": run["resident"], "off": 100 * off}
         found[name] = {**own, "read": run["counted"] / 1e6}
-    return reduce.from_cells(found)
+    anon = [reduce.first(row)["anon"] for row in rows.values()]
+    return reduce.from_cells(found).assign(
+        anon=(("row", "moment"), [each.values for each in anon]),
+        moment=anon[0]["moment"].values,
+    )
 
 
 LIMITED = Table(
