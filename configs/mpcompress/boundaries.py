@@ -38,7 +38,7 @@ topk, randomk = (
     for codec in (TopK(grad="masked"), RandomK(grad="masked"))
 )
 pretended = dataclasses.replace(
-    base, broken="experiments.mpcompress.controls:pretended_between"
+    autoencoder, broken="experiments.mpcompress.controls:pretended_between"
 )
 smoke = {
     "model.width": "16",
