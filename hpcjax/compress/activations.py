@@ -151,6 +151,15 @@ class Codec(Config):
         )
         return code * (devices - 1) * (2 / devices if self.summed else 1)
 
+    def slope_bytes(self, shape: Shape, dtype: Any) -> float:
+        """Returns the bytes that a stage of a pipeline sends down for what it was sent.
+
+        A code's slope has as many numbers as the code, a quantizer's as its input.
+        """
+        if getattr(self, "grad", "exact") == "through":
+            return float(math.prod(shape) * _size_of(dtype))
+        return float(self.code_bytes(shape, dtype))
+
     def apply_to(self, model: "Model", passes: int = 1) -> "Model":
         """Returns the network whose sums over devices are compressed.
 
@@ -194,9 +203,13 @@ class Codec(Config):
         """
         from hpcjax.compress import _boundaries
 
+        self.check_between()
+        return _boundaries.compress_between(model, self, stages, tensor)
+
+    def check_between(self) -> None:
+        """Raises ConfigError for a codec that stages cannot send each other by."""
         rule = "between stages codec.warmup must be 0"
         checks.require(self.warmup == 0, rule, warmup=self.warmup)
-        return _boundaries.compress_between(model, self, stages, tensor)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -339,11 +352,11 @@ class Entries(Codec):
         values, indices = code
         return _codes.scatter(values, indices, like)
 
-    def apply_between(self, model: "Model", stages: int, tensor: int = 1) -> "Model":
+    def check_between(self) -> None:
         """As for all codecs, with slopes of what was sent alone."""
         rule = "between stages the slope is of what was sent: set codec.grad=masked"
         checks.require(self.grad == "masked", rule, grad=self.grad)
-        return super().apply_between(model, stages, tensor)
+        super().check_between()
 
     def keep(self, code: Any) -> Any:
         """Returns the indices, if the slope is masked by them."""
@@ -361,6 +374,12 @@ class Entries(Codec):
         """Returns the size of values and indices."""
         self.check_entries(shape)
         return self.k * (_size_of(dtype) + _INDEX)
+
+    def slope_bytes(self, shape: Shape, dtype: Any) -> float:
+        """Returns the size of k numbers, whose places are known, or of all."""
+        if self.grad == "through":
+            return super().slope_bytes(shape, dtype)
+        return float(self.k * _size_of(dtype))
 
     def check_entries(self, shape: Shape) -> None:
         """Raises ConfigError for more entries than there are."""

@@ -21,6 +21,9 @@ from .cluster_traces import generate_jobs as generate_jobs
 from .cluster_traces import read_csv_jobs as read_csv_jobs
 from .cluster_traces import read_pai_jobs as read_pai_jobs
 from .cluster_traces import read_philly_jobs as read_philly_jobs
+from .coded_steps import CodedCosts as CodedCosts
+from .coded_steps import CodedStep as CodedStep
+from .coded_steps import compressed_step as compressed_step
 from .conv_work import ConvWork as ConvWork
 from .conv_work import WindowLayer as WindowLayer
 from .conv_work import conv_work as conv_work

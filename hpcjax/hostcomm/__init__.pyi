@@ -39,6 +39,8 @@ from .mailbox import Arrived as Arrived
 from .mailbox import Request as Request
 from .mailbox import Tag as Tag
 from .mpi import MpiTransport as MpiTransport
+from .packing import pack_array as pack_array
+from .packing import unpack_array as unpack_array
 from .partial import PartialAllreduce as PartialAllreduce
 from .partial import PartialStats as PartialStats
 from .partial import RoundResult as RoundResult

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcjax.core.errors import ConfigError
-from hpcjax.hostcomm.channels import Message
+from hpcjax.core.errors import ConfigError, HpcjaxError
+from hpcjax.hostcomm.channels import Message, frame, read_message
 
 
 def pack(name: str, value: Any) -> Message:
@@ -32,6 +32,51 @@ def pack(name: str, value: Any) -> Message:
 def unpack(message: Message) -> Any:
     """Returns the value that `pack` was given, its arrays as numpy's."""
     return _unpack(message.options["value"], message.arrays)
+
+
+def pack_array(name: str, value: Any) -> np.ndarray:
+    """Returns a value as an array of bytes, which a `Transport` sends as one message.
+
+    Args:
+      name: says what it is to `unpack_array`.
+      value: as for `pack`.
+
+    Returns:
+      uint8 `[bytes]`, read-only: a header, and the arrays as they are.
+
+    Examples:
+      >>> code = np.ones((2, 3), np.uint8), np.ones(3, np.float16)
+      >>> packed = pack_array("8 bits", code)
+      >>> packed.size - sum(array.nbytes for array in code)
+      117
+      >>> unpack_array("8 bits", packed)[0].shape
+      (2, 3)
+    """
+    return np.frombuffer(b"".join(frame(pack(name, value))), np.uint8)
+
+
+def unpack_array(name: str, packed: np.ndarray) -> Any:
+    """Returns the value that `pack_array` was given.
+
+    Raises:
+      HpcjaxError: it is of another name, or no such array.
+    """
+    left = memoryview(np.ascontiguousarray(packed).reshape(-1).view(np.uint8).data)
+
+    def read(room: memoryview) -> int:
+        nonlocal left
+        part, left = left[: len(room)], left[len(room) :]
+        room[: len(part)] = part
+        return len(part)
+
+    try:
+        message, size = read_message(read, packed.nbytes)
+    except Exception as error:  # other bytes may break the reading of them anywhere
+        what = f"{name} was waited for: got {packed.dtype}{list(packed.shape)}"
+        raise HpcjaxError(f"{what}, which nobody packed") from error
+    if message.name != name or size != packed.nbytes:
+        raise HpcjaxError(f"{name} was waited for: got {message.name}, {size} bytes")
+    return unpack(message)
 
 
 def _pack(value: Any, where: str, arrays: dict[str, np.ndarray]) -> Any:

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hpcjax.compress import Codec
 from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError, HpcjaxError
+from hpcjax.perf import _stage_codes
 from hpcjax.sharding.schedules import Op
 
 Stage = Callable[[Any, Any, Any], jax.Array]
@@ -18,6 +20,13 @@ class StageWork:
     """Passes of micro-batches through one stage, and the gradient of their mean loss.
 
     The backward pass computes the forward pass again from the input that was saved.
+
+    With a codec stages send packed codes up, and down the slopes of the codes' floating
+    arrays: d numbers of an autoencoder's, k of entries, a quantizer's whole. `params`
+    are then `{"stage": of the function, "sent": .., "received": ..}`: what the codec
+    has learnt for what this stage sends, and for what it is sent, both as `Codec.init`
+    draws them. Without the name activations pass as they are. Gradients are alike; an
+    encoder's is the sender's, a decoder's the receiver's, the others' are zeros.
 
     Attributes:
       losses: of the last stage's micro-batches, `{number: loss}`.
@@ -31,9 +40,13 @@ class StageWork:
       targets: of the last stage, `[m, ...]`; None for others, whose target is None.
       deterministic: whether gradients of micro-batches are kept and added in the order
         of their numbers, so that the sum is the same to the bit whatever came first.
+      codec: of what is sent; the same for all stages.
+      like: shape and dtype of activations between stages, of a micro-batch.
+      key: of a codec that draws, of this stage; each pass draws others.
 
     Raises:
-      ConfigError: inputs or targets of another number of micro-batches.
+      ConfigError: inputs or targets of another number of micro-batches; a codec that
+        does not take the activations, or that stages cannot send each other by.
     """
 
     def __init__(
@@ -45,6 +58,9 @@ class StageWork:
         inputs: Any = None,
         targets: Any = None,
         deterministic: bool = False,
+        codec: Codec | None = None,
+        like: Any = None,
+        key: jax.Array | None = None,
     ) -> None:
         for name, given in (("inputs", inputs), ("targets", targets)):
             if given is not None:
@@ -55,8 +71,11 @@ class StageWork:
         self._params, self._count = params, micro_batches
         self._inputs, self._targets = inputs, targets
         self._deterministic = deterministic
-        self._forward = jax.jit(function)
-        self._backward = jax.jit(_make_backward(function))
+        ends = {"first": inputs is not None, "last": targets is not None}
+        _stage_codes.check(codec, params, like, key, **ends)
+        self._passes = _stage_codes.Passes(function, params, codec, like)
+        self._key = key if codec is not None and codec.draws else None
+        self._drawn = 0
         self.losses: dict[int, float] = {}
         self._saved: dict[int, Any] = {}
         self._found: dict[int, Any] = {}
@@ -64,25 +83,40 @@ class StageWork:
 
     def run_op(self, op: Op, received: np.ndarray | None) -> np.ndarray | None:
         """Runs a forward or a backward pass, see `DeviceWork.run_op`."""
-        number = op.micro_batch
+        number, passes = op.micro_batch, self._passes
         target = None if self._targets is None else self._targets[number]
         if op.kind == "F":
-            x = received if self._inputs is None else self._inputs[number]
-            self._saved[number] = x
-            y = np.asarray(self._forward(self._params, x, target))
-            if self._targets is not None:
-                self.losses[number] = float(y)
-            return y
+            return self._run_forward(number, target, received)
         if received is None:
             received = np.full((), 1 / self._count, np.float32)  # of the mean of losses
-        x = self._saved.pop(number)
-        gradient, slope = self._backward(self._params, x, target, received)
+        x, sent = self._saved.pop(number)
+        slope = passes.read(received, passes.encodes)
+        gradient, slopes = passes.backward(self._params, x, target, slope, sent)
         key = number if self._deterministic else 0
         old = self._found.get(key)
         new = gradient if old is None else jax.tree.map(jnp.add, old, gradient)
         self._found[key] = jax.block_until_ready(new)
         self._added += 1
-        return np.asarray(slope) if self._inputs is None else None
+        if self._inputs is not None:
+            return None
+        return passes.write(slopes if passes.decodes else slopes[0], passes.decodes)
+
+    def _run_forward(
+        self, number: int, target: Any, received: np.ndarray | None
+    ) -> np.ndarray:
+        passes, x = self._passes, received
+        if self._inputs is not None:
+            x = self._inputs[number]
+        elif received is not None:
+            x = passes.read(received, passes.decodes)
+        key = self._key
+        if key is not None:
+            key, self._drawn = jax.random.fold_in(key, self._drawn), self._drawn + 1
+        y = passes.forward(self._params, x, target, key)
+        self._saved[number] = x, passes.keep(y)
+        if self._targets is not None:
+            self.losses[number] = float(y)
+        return passes.write(y, passes.encodes)
 
     def take_gradient(self) -> Any:
         """Returns the gradient of the mean loss, and begins a new batch.
@@ -161,16 +195,3 @@ def _name(shape: Any) -> str:
     if not _is_array(shape):
         return type(shape).__name__
     return f"{shape.dtype}{list(shape.shape)}"
-
-
-def _make_backward(function: Stage) -> Callable[..., Any]:
-    """Returns what gives the gradient of parameters, and that of floating inputs."""
-
-    def backward(params: Any, x: Any, target: Any, slope: Any) -> Any:
-        if jnp.issubdtype(jnp.asarray(x).dtype, jnp.inexact):
-            y, pull = jax.vjp(lambda p, x: function(p, x, target), params, x)
-            return pull(jnp.asarray(slope, y.dtype))
-        y, pull = jax.vjp(lambda p: function(p, x, target), params)
-        return *pull(jnp.asarray(slope, y.dtype)), None
-
-    return backward
