@@ -118,6 +118,7 @@ def _alone(
         return [float(np.median(seconds)), 0.0, 0.0], [0, 0]
     headers = []
     for sent in (up, down):
+        sent = np.asarray(sent)
         leaves = jax.tree.leaves(hostcomm.unpack_array(f"{codec}", sent))
         headers.append(sent.size - sum(leaf.nbytes for leaf in leaves))
     own = codec.init(jax.random.key(cfg.seed), cfg.width)
