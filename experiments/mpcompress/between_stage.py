@@ -117,8 +117,7 @@ def _alone(
     if codec is None:
         return [float(np.median(seconds)), 0.0, 0.0], [0, 0]
     headers = []
-    for sent in (up, down):
-        sent = np.asarray(sent)
+    for sent in map(np.asarray, (up, down)):
         leaves = jax.tree.leaves(hostcomm.unpack_array(f"{codec}", sent))
         headers.append(sent.size - sum(leaf.nbytes for leaf in leaves))
     own = codec.init(jax.random.key(cfg.seed), cfg.width)

@@ -50,8 +50,8 @@ def test_costs_and_counts_that_are_none_are_told():
         cost.compressed_step(64, codec, COSTS, stages=3, **SHAPE)
     with pytest.raises(ConfigError, match="width must be an integer >= 1"):
         cost.compressed_step(0, codec, COSTS, stages=2, **SHAPE)
+    broken = COSTS._replace(byte=float("nan"))
     with pytest.raises(ConfigError, match="byte"):
-        broken = COSTS._replace(byte=float("nan"))
         cost.compressed_step(64, codec, broken, stages=2, **SHAPE)
     with pytest.raises(ConfigError, match="chunks of the width: got width=63"):
         cost.compressed_step(63, Quantizer(bits=4), COSTS, stages=2, **SHAPE)
