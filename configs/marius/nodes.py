@@ -18,7 +18,12 @@ from hpcjax.data import (
 
 _EPOCH = 32  # blocks of 256
 _STRONG = CommunityGraphConfig(
-    vertices=60_000, noise=0.26, labelled=8_000, held=2_000, holdout="test"
+    vertices=60_000,
+    homophily=0.4,
+    noise=0.26,
+    labelled=8_000,
+    held=2_000,
+    holdout="test",
 )
 _WEAK = replace(_STRONG, noise=0.55)
 
