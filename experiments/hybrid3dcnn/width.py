@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -88,9 +89,9 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Dataset":
     if cfg.shuffled:
         rng = np.random.Generator(np.random.Philox(cfg.seed))
         own = {"x": own["x"], "y": rng.permutation(own["y"])}
-    sources = (universes.VolumeSource(each["x"], each["y"]) for each in (own, test))
+    trained, held = (universes.VolumeSource(e["x"], e["y"]) for e in (own, test))
     inputs = own["x"].shape[1:]
-    dataset = data.Dataset(*sources, inputs, len(PARAMETERS), whole.objective)
+    dataset = data.Dataset(trained, held, inputs, len(PARAMETERS), whole.objective)
     predict = _learn(cfg, ctx, dataset, cfg.batch * boxes)
     guesses = {"": predict(test["x"]), "ridge_": fit_ridge(own)(test["x"])}
     found: dict[str, Any] = {"mean": _errors(own["y"].mean(0), test["y"])}
@@ -115,7 +116,7 @@ def cut(cfg: Config, source: Any) -> dict[str, np.ndarray]:
 
 def _errors(guess: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Returns mean squared errors of the parameters."""
-    return np.mean((guess - wanted) ** 2, axis=0, dtype=np.float64)
+    return np.asarray(np.mean((guess - wanted) ** 2, axis=0, dtype=np.float64))
 
 
 def _learn(cfg: Config, ctx: "runs.Context", own: "data.Dataset", rows: int) -> Any:
@@ -133,8 +134,10 @@ def _learn(cfg: Config, ctx: "runs.Context", own: "data.Dataset", rows: int) -> 
         **{"eval_every": cfg.steps, "checkpoint_every": 0},
     )
     ctx.train(task, length, seed=cfg.seed, source="measured")
-    apply, params = jax.jit(model.apply, static_argnames="train"), ctx.trained.params
-    pieces = max(1, own.train.volumes.size // 2**22)
+    apply = jax.jit(model.apply, static_argnames="train")
+    assert ctx.trained is not None
+    params = ctx.trained.params
+    pieces = max(1, len(own.train) * math.prod(own.inputs) // 2**22)
     return lambda x: np.concatenate(
         [apply(params, {}, part, train=False)[0] for part in np.array_split(x, pieces)]
     )

@@ -88,7 +88,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Figures":
     except EOFError:
         found = {}
     child.join()
-    if child.exitcode > 0:  # else it may have been ended by the system
+    if (child.exitcode or 0) > 0:  # else it may have been ended by the system
         raise RuntimeError("the process that trains has failed")
     resident = dataset.capacity / partitions if partitions else 1.0
     nothing = dict.fromkeys(("ended", "refused", "counted", "told"), 0.0)

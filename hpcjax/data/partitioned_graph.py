@@ -145,6 +145,8 @@ class PartitionedGraphConfig(SampledGraphConfig):
         It is named by the source where that can be told without its features, or else
         by what it holds.
         """
+        if root is None:
+            raise ConfigError("the files are below a data root: got root=None")
         name, found = self._name(root, f"{self.partitions} {self.relabel}")
         folder = files.inside(root, FOLDER, name)
         if not (folder / "index.npz").exists():
@@ -153,8 +155,6 @@ class PartitionedGraphConfig(SampledGraphConfig):
 
     def _name(self, root: Any, what: str) -> tuple[str, Any]:
         """Returns a name for what is made of the source, and this if it was loaded."""
-        if root is None:
-            raise ConfigError("the files are below a data root: got root=None")
         told, source, found = f"{what} {self.source!r}".encode(), self.source, None
         if hasattr(source, "stream"):
             told += inspect.getsource(sys.modules[type(source).__module__]).encode()

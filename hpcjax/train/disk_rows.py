@@ -143,7 +143,8 @@ class DiskRows:
             yield None
         own = [np.full(seen.queries.shape[:-1], -np.inf, "f4") for seen in asked]
         for _ in range(2):  # scores of right answers, and then what is above them
-            parts = [metrics.RankParts(-np.inf, 0.0, 0.0, -np.inf)] * len(whole)
+            none: Any = (-np.inf, 0.0, 0.0, -np.inf)
+            parts = [metrics.RankParts(*none)] * len(whole)
             for start, rows, count in self._slices(table):
                 parts = [
                     self._count(*given, rows, start, count)
