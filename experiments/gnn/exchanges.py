@@ -97,10 +97,12 @@ def draw(name: str) -> "graphs.Graph":
         return graphs.make_graph(graph.senders, graph.receivers, graph.vertices)
     from sklearn.datasets import load_digits
     from sklearn.neighbors import kneighbors_graph
+    from threadpoolctl import threadpool_limits
 
     digits: Any = load_digits()
-    near: Any = kneighbors_graph(digits.data / 16, 10)
-    near = near.tocoo()
+    # Which of equally near scans are taken depends on how many threads search.
+    with threadpool_limits(1):
+        near: Any = kneighbors_graph(digits.data / 16, 10).tocoo()
     return graphs.symmetrize(graphs.make_graph(near.col, near.row, near.shape[0]))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -69,14 +70,19 @@ def _try(cfg: Config, layer: str, way: str) -> dict[str, Any]:
         program, state = _trace(cfg, task)
     except ConfigError as error:
         text = str(error)
-        said = (f"layer={layer}", f"layer={layer!r}", f"got {layer}")
-        named = any(each in text for each in said)
+        named = _names(text, layer)
         return {**found, "named": int(named), "refusal": text}
     except Exception as error:  # a fault, which the table tells
         return {**found, "refusal": f"{type(error).__name__}: {error}"}
     # Late rows are kept in the model's state.
     own = f" {collective}" in str(program) and bool(state) == (way == "stale")
     return {**found, "traced": 1, "own": int(own), "named": 1, "refusal": ""}
+
+
+def _names(text: str, layer: str) -> bool:
+    """Says whether an error names the layer that it refuses, not one it allows."""
+    refused = re.sub(r"allowed are [^:]*:", "", text)
+    return bool(re.search(rf"\b(layer=|got )'?{layer}\b", refused))
 
 
 def _compose(cfg: Config, layer: str, way: str) -> Any:

@@ -300,7 +300,7 @@ def gin(
       targets: how many vertices are computed, the last ones; None for all.
 
     Raises:
-      ConfigError: features of edges with sparse ones, or with weights or targets.
+      ConfigError: features of edges with sparse ones, `Columns`, weights or targets.
 
     References:
       Xu et al., ICLR 2019, equation 4.1; Hu et al., ICLR 2020, for GINE.
@@ -309,9 +309,10 @@ def gin(
     if "edge" in params:
         if graph.edge_features is None:
             raise ConfigError("gin has parameters for edges: the graph has no features")
-        if isinstance(x, SparseRows):
+        if isinstance(x, SparseRows | Columns):
             raise ConfigError(
-                "gin adds features of edges to dense ones: got SparseRows"
+                "gin adds features of edges to an array of vertices': got "
+                f"{type(x).__name__}"
             )
         if weights is not None or targets is not None:
             raise ConfigError("gin of a part of a graph sees no features of edges")
@@ -353,7 +354,7 @@ def _project_last(
     x: Features, params: Params, name: str, targets: int | None
 ) -> jax.Array:
     """Returns the last rows of x times a kernel, or all."""
-    if isinstance(x, SparseRows):
+    if isinstance(x, SparseRows | Columns):
         return _last(_project(x, params, name), targets)
     return _project(_last(x, targets), params, name)
 

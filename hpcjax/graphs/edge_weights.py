@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from hpcjax.core import checks
-from hpcjax.graphs.columns import like, own_columns, sum_columns, values_of
+from hpcjax.graphs.columns import Columns, like, own_columns, sum_columns, values_of
 from hpcjax.graphs.convolutions import Params, spread
 from hpcjax.graphs.features import Features, project
 from hpcjax.graphs.graph import Graph
@@ -168,7 +168,8 @@ def edge_conv(
     check_params(graph, x, params, **shapes)
     h, twice = values_of(x), len(params["kernel_0"])
     own = h[graph.receivers]
-    both = like(x, jnp.concatenate([own, h[graph.senders] - own], -1), twice, 2)
+    groups = 2 * x.groups if isinstance(x, Columns) else 1
+    both = like(x, jnp.concatenate([own, h[graph.senders] - own], -1), twice, groups)
     shift, bias = (own_columns(params[name], x) for name in ("bias_0", "bias_1"))
     hidden = jax.nn.relu(_project(both, params, "kernel_0") + shift)
     each = _project(like(x, hidden, width), params, "kernel_1") + bias

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from hpcjax.core import checks
 from hpcjax.core.errors import ConfigError, nearest
 from hpcjax.graphs import convolutions, edge_weights
+from hpcjax.graphs.columns import Columns
 from hpcjax.graphs.convolutions import Params, gcn_weights
 from hpcjax.graphs.edge_weights import check_params
 from hpcjax.graphs.features import project
@@ -107,8 +108,15 @@ def _start(
     """Returns X W, float32 at least; raises ConfigError for what does not fit."""
     own = {"bias": params[name].shape[-1:]} if "bias" in params else {}
     check_params(graph, x, params, **own)
-    z = project(x, params[name])
+    z = _project(x, params[name])
     return z.astype(jnp.promote_types(z.dtype, jnp.float32))
+
+
+def _project(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    # A device's columns would be spread over biases of all.
+    given = {"features": type(x).__name__}
+    checks.require(not isinstance(x, Columns), "matrix forms take arrays", **given)
+    return project(x, kernel)
 
 
 def _gcn(graph: Graph, x: jax.Array, params: Params) -> jax.Array:
@@ -164,7 +172,7 @@ def _gat(
     heads, width = params["receiver"].shape
     bias = heads * width if combine == "concat" else width
     check_params(graph, x, params, sender=(heads, width), bias=(bias,))
-    z = project(x, params["kernel"]).astype(jnp.float32)
+    z = _project(x, params["kernel"]).astype(jnp.float32)
     rows, columns = (jnp.sum(z * params[end], -1) for end in ("receiver", "sender"))
     logits = jax.nn.leaky_relu(rows[graph.receivers] + columns[graph.senders], 0.2)
     y = multiply(graph, z, _softmax(graph, logits))
@@ -183,11 +191,11 @@ def _chebnet(graph: Graph, x: jax.Array, params: Params) -> jax.Array:
     check_params(graph, x, params, bias=kernels.shape[-1:])
     # The Laplacian I − S, whose values are at most 2, is scaled to −S.
     before, power = x, x
-    total = project(x, kernels[0])
+    total = _project(x, kernels[0])
     for term, kernel in enumerate(kernels[1:], 1):
         new = -multiply(graph, power, s)
         before, power = power, new if term == 1 else 2 * new - before
-        total += project(power, kernel)
+        total += _project(power, kernel)
     return total + params["bias"]
 
 
