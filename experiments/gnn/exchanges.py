@@ -102,7 +102,8 @@ def draw(name: str) -> "graphs.Graph":
     digits: Any = load_digits()
     # Which of equally near scans are taken depends on how many threads search.
     with threadpool_limits(1):
-        near: Any = kneighbors_graph(digits.data / 16, 10).tocoo()
+        near: Any = kneighbors_graph(digits.data / 16, 10)
+    near = near.tocoo()
     return graphs.symmetrize(graphs.make_graph(near.col, near.row, near.shape[0]))
 
 
