@@ -205,7 +205,22 @@ def test_volumes_by_slices_are_the_convolution(monkeypatch):
     ],
 )
 def test_slices_are_for_large_volumes_with_few_inputs(sides, inputs, dtype, chosen):
-    x = jax.ShapeDtypeStruct((16, *sides, inputs), dtype)
-    kernel = jax.ShapeDtypeStruct((*[3] * len(sides), inputs, 16), dtype)
-    own = _conv._slices_pay(x, kernel, (1,) * len(sides))
+    # The product's dtype counts, not that of x before the cast.
+    x = jax.ShapeDtypeStruct((16, *sides, inputs), "float32")
+    kernel = jax.ShapeDtypeStruct((*[3] * len(sides), inputs, 16), "float32")
+    own = _conv._slices_pay(x, kernel, (1,) * len(sides), dtype)
     assert own == (chosen and jax.default_backend() == "cpu")
+
+
+def test_windows_larger_than_the_volume_have_no_outputs_by_slices_either():
+    x, kernel = jnp.ones((2, 1, 6, 3, 1)), jnp.ones((4, 3, 3, 1, 2))
+    y = _conv._by_slices((1, 2, 1), "VALID", (1, 1, 2))(x, kernel, None)
+    assert y.shape == (2, 0, 2, 0, 2)
+
+
+def test_volumes_of_any_batch_export():
+    (batch,) = jax.export.symbolic_shape("batch")
+    x = jax.ShapeDtypeStruct((batch, 16, 16, 16, 1), "float32")
+    run = jax.jit(lambda x: layers.conv(x, jnp.ones((3, 3, 3, 1, 16))))
+    (y,) = jax.export.export(run)(x).out_avals
+    assert y.shape[1:] == (16, 16, 16, 16)
