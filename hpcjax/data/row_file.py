@@ -33,7 +33,7 @@ class RowFile:
     a time, and reads what it has written. Others, and who opens it after a crash, find
     the state of the last `flush`, whose sequence number says which it is. Files that
     belong together are opened at a number that all of them have; what is newer is given
-    up, so that no later state takes its number beside it.
+    up by the first write, so that no later state takes its number beside it.
 
     Attributes:
       path: of the file.
@@ -59,12 +59,14 @@ class RowFile:
 
         Args:
           path: of a file that `build` has made.
-          sequence: of the state, a newer one is gone then; None for the newest one.
+          sequence: of the state, of which all rows are read if there is a newer one,
+            that may have taken their place; None for the newest one.
 
         Raises:
           ConfigError: it has no such state.
           DataMissing: there is no file.
-          DataFormatError: it is none of rows, is cut off, or has no whole state.
+          DataFormatError: it is none of rows, is cut off, or has no whole state, or
+            rows of this one are gone.
         """
         self.path, self.bytes_read, self.bytes_written = path, 0, 0
         try:
@@ -73,6 +75,7 @@ class RowFile:
             raise DataMissing(f"no such file: {path}") from error
         try:
             self._read_form()
+            parts = self.partitions
             states = [state for state in map(self._find, range(2)) if state is not None]
             found = {int(state[1]): state for state in states}
             if not found:
@@ -80,16 +83,15 @@ class RowFile:
             self.sequence = max(found) if sequence is None else sequence
             rule = f"{path} must have the state, its newest are {sorted(found)}"
             checks.require(self.sequence in found, rule, sequence=self.sequence)
-            if max(found) > self.sequence:
-                gone = np.zeros_like(found[self.sequence])
-                self._put(gone, self._starts[max(found) % 2])
-                os.fsync(self._file)
+            _, _, *told = found[self.sequence].tolist()
+            self._slots, self._sums = np.array(told[:parts]), told[parts:]
+            self._newer = max(found) > self.sequence
+            for part in range(parts) if self._newer else ():
+                self._read(part)
         except BaseException:
             self.close()
             raise
-        _, _, *told = found[self.sequence].tolist()
-        self._slots = np.array(told[: self.partitions])
-        self._sums, self._new = told[self.partitions :], np.zeros(self.partitions, bool)
+        self._new = np.zeros(parts, bool)
 
     @classmethod
     def build(
@@ -196,6 +198,7 @@ class RowFile:
           DiskFull: there is no room.
         """
         with files.disk_errors(self.path):
+            self._give_up()
             os.fsync(self._file)
             told = [0, self.sequence + 1, *self._slots.tolist(), *self._sums]
             place = self._starts[(self.sequence + 1) % 2]
@@ -259,10 +262,19 @@ class RowFile:
         """Writes a partition where no state has its rows."""
         spare = self._slots[part] if self._new[part] else self._slots[part] == 0
         with files.disk_errors(self.path):
+            self._give_up()
             self._put(rows, self._place(part, int(spare)))
         self.bytes_written += rows.nbytes
         self._slots[part], self._new[part] = int(spare), True
         self._sums[part] = _digest(rows, part)
+
+    def _give_up(self) -> None:
+        """Takes back the state that is newer than ours, if there is one."""
+        if self._newer:
+            gone = np.zeros(2 + 2 * self.partitions, np.uint64)
+            self._put(gone, self._starts[(self.sequence + 1) % 2])
+            os.fsync(self._file)
+        self._newer = False
 
     def _read_form(self) -> None:
         """Reads what the file holds, and where.

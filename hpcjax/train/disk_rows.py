@@ -77,7 +77,7 @@ class DiskRows:
                 path: self._enter(data.RowFile(self._path(path), saved[MARK]))
                 for path in self._shapes
             }
-        except (ConfigError, DataMissing) as error:
+        except (ConfigError, DataMissing, DataFormatError) as error:
             raise DataFormatError(
                 f"rows of the checkpoint are lost: {error}"
             ) from error

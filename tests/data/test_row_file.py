@@ -168,6 +168,20 @@ def test_files_that_belong_together_are_opened_at_a_state_that_all_have(tmp_path
         data.RowFile(one.path, sequence=1)
 
 
+def test_an_older_state_that_is_gone_is_refused_and_costs_no_newer_one(tmp_path):
+    file, held = build(tmp_path / "rows")
+    for _ in range(2):  # the second one takes the place of rows of the state 2
+        file[[0]] = held[:1] = held[:1] + 1
+        file.flush()
+    file[[0]] = held[:1] + 7  # that of the state 3, and then it is killed
+    file.close()
+    with pytest.raises(DataFormatError, match="expected partition 0 of state 3: found"):
+        data.RowFile(file.path, sequence=3)
+    with data.RowFile(file.path) as back:
+        assert back.sequence == 4
+        np.testing.assert_array_equal(back[:], held)
+
+
 @pytest.mark.parametrize("dtype", ["f4", "i8", "bfloat16"])
 def test_rows_come_in_pieces_of_any_size(dtype, tmp_path):
     _, held = build(tmp_path / "rows", dtype)

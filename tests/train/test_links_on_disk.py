@@ -176,6 +176,27 @@ def test_a_checkpoint_whose_rows_are_lost_is_refused(source, tmp_path):
         begin(source, tmp_path, tiny.Records())
 
 
+def test_a_lost_checkpoint_costs_an_error_and_no_row(source, whole, tmp_path):
+    """The rows of the one before are gone; put back, the run goes on to its bits."""
+    with pytest.raises(Killed):
+        begin(source, tmp_path, Fatal())
+    (tmp_path / "26").rename(tmp_path.with_name("aside"))
+    with pytest.raises(DataFormatError, match="partition . of state 3: found other"):
+        begin(source, tmp_path, tiny.Records())
+    tmp_path.with_name("aside").rename(tmp_path / "26")
+    check_same(([], fit(source, DISK, tmp_path)[1]), ([], whole[1]))
+
+
+def test_a_run_with_its_table_in_memory_does_not_go_on_from_disk(source, tmp_path):
+    config, made = make(source, None)
+    own = {"seed": 0, "mesh": made.mesh(1), "recorder": tiny.Records()}
+    with train.Checkpoints(tmp_path) as kept:
+        length = dataclasses.replace(config.train, steps=2)
+        train.fit(made, length, checkpoints=kept, **own)
+    with pytest.raises(DataFormatError, match="saved with the table, which is not on"):
+        begin(source, tmp_path, tiny.Records())
+
+
 def test_no_program_makes_the_whole_table():
     """Neither the first state nor a partition's rows grow with ten million."""
     shapes = {"triples": (8, 3), "negatives": (2, 4)}
