@@ -114,6 +114,8 @@ def _put_on_disk(
     """Returns a method whose state has no rows, and what is around it besides."""
     rule = "store=disk needs a model whose table is drawn by its rows"
     checks.require(model.rows is not None, rule, model=model)
+    assert model.rows is not None
+    _check_drawn(model.rows)
     host.disk = DiskRows(model, method.init, kept, host.piece)
     outside: dict[str, Any] = {
         name: getattr(host.disk, name) for name in ("open", "mark", "check")
@@ -121,6 +123,16 @@ def _put_on_disk(
     if host.of_links:  # ranks are among all rows
         outside["score"] = host.score
     return method._replace(init=_without_rows(method.init)), outside
+
+
+def _check_drawn(rows: Callable[[Any, Any, int], Any]) -> None:
+    """Raises ConfigError if a row's draw depends on how many are drawn with it."""
+    key = jax.random.key(0)
+    alone, beside = rows(key, 1, 1), rows(key, 0, 2)[1:]
+    alone, beside = (np.asarray(each, np.float32) for each in (alone, beside))
+    rule = "store=disk needs a table whose rows are drawn alike however many there are"
+    good = np.allclose(alone, beside, rtol=1e-2)
+    checks.require(good, rule, alone=alone.ravel()[:3], beside=beside.ravel()[:3])
 
 
 def _without_rows(init: Callable[[Any], Any]) -> Callable[[Any], Any]:

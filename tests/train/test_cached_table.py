@@ -294,3 +294,18 @@ def test_all_that_is_moved_for_steps_goes_over_the_link(monkeypatch, tmp_path):
     # The pause at the end writes what is in the cache by then.
     assert evicted < links[1].bytes <= fetched
     assert all(link.take is None for link in links)
+
+
+@pytest.mark.parametrize("by", ["rows", "number"])
+def test_rows_whose_draws_depend_on_their_number_are_not_put_on_disk(by):
+    def rows(key, start, count):
+        drawn = jax.random.normal(core.keys.from_row(key, start, 2), (count, 2))
+        return drawn / (count**0.5 if by == "number" else 1)
+
+    state, model = dataclasses.replace(SMALL, store="disk"), counting()
+    made = functools.partial(task, state, sgd(0.1), model._replace(rows=rows), total)
+    if by == "rows":
+        assert made().method.around.score is None
+    else:
+        with pytest.raises(ConfigError, match="drawn alike however many there are"):
+            made()

@@ -181,7 +181,7 @@ def test_a_lost_checkpoint_costs_an_error_and_no_row(source, whole, tmp_path):
     with pytest.raises(Killed):
         begin(source, tmp_path, Fatal())
     (tmp_path / "26").rename(tmp_path.with_name("aside"))
-    with pytest.raises(DataFormatError, match="partition . of state 3: found other"):
+    with pytest.raises(DataFormatError, match=r"partition . of state 3: found other"):
         begin(source, tmp_path, tiny.Records())
     tmp_path.with_name("aside").rename(tmp_path / "26")
     check_same(([], fit(source, DISK, tmp_path)[1]), ([], whole[1]))
