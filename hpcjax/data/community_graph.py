@@ -51,7 +51,9 @@ class CommunityGraphConfig(Config):
     """
 
     objective: ClassVar[Objective] = VERTICES
-    smoke: ClassVar[Mapping[str, str]] = {"vertices": "40", "degree": "4.0"}
+    smoke: ClassVar[Mapping[str, str]] = {
+        **{"vertices": "40", "degree": "4.0", "labelled": "20", "held": "8"}
+    }
 
     vertices: Several = 10_000
     degree: Annotated[float, Above(0)] = 25.0
