@@ -402,6 +402,10 @@ TAXONOMY = Table(
             "sends": most("silent", *_EDGES)
             .at_most(0, "steps without the collective of their way, of a layer")
             .fails({"gcn": "mlp"}),
+            # Else one that refuses everything by name would pass.
+            "trained": least("ticks", *(name for name in _EDGES if name != "sgc"))
+            .at_least(3, "ways that a layer composes by, but of sgc and mlp")
+            .fails({"gcn": "sgc"}),
             "named": most("unnamed", *KINDS)
             .at_most(0, "combinations neither traced nor refused by name, of a layer")
             .fails({"gcn": OTHER}),
