@@ -31,7 +31,12 @@ class Passes:
 
     def read(self, received: np.ndarray, coded: bool) -> Any:
         """Returns what a neighbour has packed."""
-        return unpack_array(f"{self._codec}", received) if coded else received
+        if coded:
+            return unpack_array(f"{self._codec}", received)
+        rule = "a neighbour sends a code, for which this stage has no codec or parameters"
+        is_code = received.dtype == np.uint8 and received.ndim == 1
+        checks.require(not is_code, rule, received=f"uint8{list(received.shape)}")
+        return received
 
     def write(self, made: Any, coded: bool) -> np.ndarray:
         """Returns what is sent to a neighbour."""
