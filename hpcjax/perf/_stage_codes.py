@@ -33,7 +33,9 @@ class Passes:
         """Returns what a neighbour has packed."""
         if coded:
             return unpack_array(f"{self._codec}", received)
-        rule = "a neighbour sends a code, for which this stage has no codec or parameters"
+        rule = (
+            "a neighbour sends a code, for which the stage has no codec or parameters"
+        )
         is_code = received.dtype == np.uint8 and received.ndim == 1
         checks.require(not is_code, rule, received=f"uint8{list(received.shape)}")
         return received

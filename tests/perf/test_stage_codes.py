@@ -174,7 +174,7 @@ def test_what_is_no_code_of_this_codec_is_told():
         with pytest.raises(HpcjaxError, match=r"waited for: got .*, which nobody"):
             last.run_op(sharding.Op(1, "F", 1, 0), broken)
     plain = perf.StageWork(loss, KERNELS[1], COUNT, targets=TARGETS)
-    with pytest.raises(ConfigError, match="for which this stage has no codec"):
+    with pytest.raises(ConfigError, match="for which the stage has no codec"):
         plain.run_op(sharding.Op(1, "F", 1, 0), up)
     wrong = works(Identity(), like=jax.ShapeDtypeStruct((1, WIDTH), "float32"))[0]
     with pytest.raises(ConfigError, match=r"must give like=float32\[1, 8\]: got "):
