@@ -36,7 +36,6 @@ class Config(training.TrainingConfig):
 
     smoke: ClassVar[Mapping[str, str]] = {
         **{"share": "20000.0", "train.batch_size": "1"},
-        **{"dataset.source.labelled": "10", "dataset.source.held": "5"},
     }
     figures: ClassVar[Mapping[str, str]] = {  # pyrefly: ignore[bad-override]
         "ended refused": ": whether it came to its end; or to a MemoryError",

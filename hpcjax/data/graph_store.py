@@ -3,6 +3,8 @@
 import itertools
 import os
 import pathlib
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +19,8 @@ from hpcjax.data.source import Dataset
 
 _EDGE = np.dtype("<i4")  # sender, receiver and number of an edge
 _EDGE_BYTES = 3 * _EDGE.itemsize
+# What a damaged file of arrays is told by.
+_DAMAGE = ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error
 Rows = Callable[[np.ndarray], np.ndarray]
 
 
@@ -41,7 +45,8 @@ def write_store(
     size, width = -(-graph.vertices // partitions), rows(np.arange(1)).shape[1]
     order, shape = np.argsort(place), (graph.vertices, width)
     pieces = (rows(order[at : at + size]) for at in range(0, len(order), size))
-    RowFile.build(folder / "features", pieces, shape, np.float32, size).close()
+    with RowFile.build(folder / "features", pieces, shape, np.float32, size) as file:
+        row_sums = file.sums
     own = {name: place[each] // size for name, each in ends.items()}
     bucket = own["receivers"].astype(np.int64) * partitions + own["senders"]
     by = np.argsort(bucket, kind="stable")
@@ -60,6 +65,7 @@ def write_store(
         "place": place.astype(np.int32),
         "starts": starts,
         "sums": sums,
+        "row_sums": row_sums,
         "labels": train.labels,  # pyrefly: ignore
         "train": train.numbers,  # pyrefly: ignore
         "held_out": held_out.numbers,  # pyrefly: ignore
@@ -95,7 +101,7 @@ class GraphStore:
             with np.load(folder / "index.npz") as index:
                 found = {name: index[name] for name in index.files}
             self.partitions, self.width, self.outputs = found["form"].tolist()
-        except (ValueError, OSError, KeyError, EOFError) as error:
+        except _DAMAGE as error:
             raise self._damaged("index.npz", f"damaged: {error}") from error
         self.place, self.labels = found["place"], found["labels"]
         self.train, self.held_out = found["train"], found["held_out"]
@@ -113,6 +119,8 @@ class GraphStore:
             if shape != want or file.partition_rows != self.size:
                 told = f"expected rows {[*want]} by {self.size}, found {[*shape]} by "
                 raise self._damaged("features", f"{told}{file.partition_rows}")
+            if (file.sums != found["row_sums"]).any():
+                raise self._damaged("features", "rows of another graph")
 
     def _has(self, name: str) -> bool:
         return (self._folder / name).is_file()

@@ -21,6 +21,7 @@ from hpcjax.data.source import Dataset
 from hpcjax.data.triples import rng_of
 
 FOLDER = "partitioned_graphs"
+_FORMAT = 2  # of the files: with another number they are made again
 EDGE_BYTES = 12  # of its ends and its number
 
 
@@ -155,7 +156,8 @@ class PartitionedGraphConfig(SampledGraphConfig):
 
     def _name(self, root: Any, what: str) -> tuple[str, Any]:
         """Returns a name for what is made of the source, and this if it was loaded."""
-        told, source, found = f"{what} {self.source!r}".encode(), self.source, None
+        told = f"{_FORMAT} {what} {self.source!r}".encode()
+        source, found = self.source, None
         if hasattr(source, "stream"):
             told += inspect.getsource(sys.modules[type(source).__module__]).encode()
         else:
@@ -191,6 +193,8 @@ class PartitionedGraphConfig(SampledGraphConfig):
         self._check(len(train), vertices)
         rule = "edges must have no features, which are not kept in files"
         checks.require(whole.graph.edge_features is None, rule)
+        edges, rule = len(whole.graph.senders), "edges must be fewer than 2³¹"
+        checks.require(edges < 2**31, rule, edges=edges)
         shuffled = rng_of(0).permutation(vertices)
         keys = {"random": shuffled, "given": 0, "classes": train.labels}[self.relabel]
         later = ~np.isin(np.arange(vertices), train.numbers)
@@ -213,7 +217,8 @@ def _digest(whole: Any, rows: Any) -> str:
     graph, digest = whole.graph, hashlib.sha256()
     parts = [each.numbers for each in (whole.train, whole.validation)]
     ends = [graph.senders, graph.receivers]
-    for array in (*parts, *ends, whole.train.labels, rows(np.arange(graph.vertices))):
+    arrays = *parts, *ends, whole.train.labels, np.array(whole.outputs)
+    for array in (*arrays, rows(np.arange(graph.vertices))):
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

@@ -164,6 +164,11 @@ class RowFile:
         """Number of partitions."""
         return -(-len(self) // self.partition_rows)
 
+    @property
+    def sums(self) -> np.ndarray:
+        """Checksums of partitions, uint64."""
+        return np.array(self._sums, np.uint64)
+
     def __getitem__(self, rows: Any) -> np.ndarray:
         ids = self._numbers(rows)
         found = np.empty((len(ids), *self.shape[1:]), self.dtype)

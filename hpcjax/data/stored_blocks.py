@@ -133,7 +133,8 @@ def _sample(
     wanted = np.zeros(len(store.place), bool)
     wanted[vertices] = True
     owner, every = store.place[vertices] // store.size, np.arange(store.partitions)
-    order, found = np.argsort(owner, kind="stable"), []
+    order, none = np.argsort(owner, kind="stable"), np.zeros(0, np.int32)
+    found = [graphs.Csr(np.zeros(1, np.int64), none, none)]  # a hop may find no vertex
     for part in np.unique(owner).tolist():
         lists = store.lists([part], every, wanted)
         found.append(inner(lists, vertices[owner == part], fanout, draw))

@@ -49,6 +49,20 @@ def test_all_partitions_give_the_batches_of_memory_to_the_bit(root, relabel, sam
     assert_same(*(x.validation.gather(every) for x in (memory, own)))
 
 
+@pytest.mark.parametrize("evaluate", ["sampled", "all"])
+def test_vertices_that_nobody_knows_are_held_out_as_in_memory(root, evaluate):
+    """A hop that finds no new vertex, and partitions that have none."""
+    source = dataclasses.replace(SOURCE, degree=0.5)
+    own = {"source": source, "block": 1, "evaluate": evaluate}
+    memory = dataclasses.replace(MEMORY, **own).load()
+    few = dataclasses.replace(CONFIG, **own, partitions=50, capacity=50).load(root)
+    every = np.arange(len(memory.validation))
+    blocks = memory.validation.gather(every)
+    assert (blocks["x"].degrees[:, -2] == 0).any()  # the target's row, before a pad
+    assert_same(blocks, few.validation.gather(every))
+    assert_same(*(x.train.sample(5, 2, 5, (0, 1)) for x in (memory, few)))
+
+
 def closed(config, root=None):
     """A graph in memory whose vertices to train on know each other alone."""
     whole = SOURCE.load()
@@ -210,11 +224,16 @@ def test_damaged_files_and_those_of_another_graph_are_told(tmp_path):
     one, other = (x.parent for x in sorted(tmp_path.rglob("index.npz")))
     if len(np.load(other / "index.npz")["labels"]) and _width(one) == 4:
         one, other = other, one
-    edges = (one / "edges").read_bytes()
+    edges, index = ((one / name).read_bytes() for name in ("edges", "index.npz"))
+    same = dataclasses.replace(CONFIG, source=dataclasses.replace(SOURCE, noise=0.1))
+    features = (same._find(tmp_path) / "features").read_bytes()
     for name, content, words in (
         ("edges", edges[:-5], f"expected {len(edges)} bytes, found {len(edges) - 5}"),
         ("features", (other / "features").read_bytes(), r"\[120, 3\] .* \[120, 4\]"),
+        ("features", features, "rows of another graph"),
         ("index.npz", b"PK", "damaged"),
+        ("index.npz", index[: len(index) // 2], "damaged: File is not a zip"),
+        ("index.npz", index[:400] + b"?" + index[401:], "damaged: Bad CRC"),
     ):
         kept = (one / name).read_bytes()
         (one / name).write_bytes(content)
