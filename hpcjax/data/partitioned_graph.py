@@ -146,10 +146,8 @@ class PartitionedGraphConfig(SampledGraphConfig):
         It is named by the source where that can be told without its features, or else
         by what it holds.
         """
-        if root is None:
-            raise ConfigError("the files are below a data root: got root=None")
         name, found = self._name(root, f"{self.partitions} {self.relabel}")
-        folder = files.inside(root, FOLDER, name)
+        folder = _inside(root, name)
         if not (folder / "index.npz").exists():
             self._write(folder, *(found or self.source.stream(root)))
         return folder
@@ -174,7 +172,7 @@ class PartitionedGraphConfig(SampledGraphConfig):
         from hpcjax import graphs
 
         name, found = self._name(root, "sizes")
-        path = files.inside(pathlib.Path(str(root)), FOLDER, f"{name}.json")
+        path = _inside(root, f"{name}.json")
         if not path.exists():
             whole, rows = found or self.source.stream(root)
             nodes = whole.graph.vertices * rows(np.arange(1)).nbytes
@@ -201,6 +199,13 @@ class PartitionedGraphConfig(SampledGraphConfig):
         order = np.lexsort(np.broadcast_arrays(keys * later, later))
         place = np.argsort(order)
         write_store(folder, whole, rows, place, self.partitions)
+
+
+def _inside(root: pathlib.Path | None, name: str) -> pathlib.Path:
+    """Returns where a file or folder is; it raises ConfigError without a root."""
+    if root is None:
+        raise ConfigError("the files are below a data root: got root=None")
+    return files.inside(root, FOLDER, name)
 
 
 def _stream(source: Any, root: pathlib.Path) -> Any:

@@ -209,8 +209,9 @@ def test_what_cannot_be_trained_is_refused_and_nothing_written(tmp_path, fields,
 
 
 def test_no_root_widths_and_labels_that_do_not_fit_are_refused():
-    with pytest.raises(ConfigError, match="below a data root: got root=None"):
-        CONFIG.load()
+    for config in (CONFIG, dataclasses.replace(CONFIG, memory=1e6)):
+        with pytest.raises(ConfigError, match="below a data root: got root=None"):
+            config.load()
     with pytest.raises(ConfigError, match="width must be 0, or at least the 3 classes"):
         dataclasses.replace(SOURCE, width=2)
     with pytest.raises(ConfigError, match=r"vertices must be more than .* labelled=99"):
