@@ -476,7 +476,7 @@ def test_the_time_of_a_run_is_accounted_for(tmp_path):
     training = max(r["seconds"] for r in records if "seconds" in r)
     assert split["compute"] + split["data"] == pytest.approx(training)
     assert sum(split.values()) <= whole
-    assert split["data"] > 3 * split["compute"]
+    assert split["data"] > split["compute"]
 
 
 class Stuck(tiny.Points):
