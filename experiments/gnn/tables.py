@@ -1,5 +1,6 @@
 """Tables of graph networks: what their layers cost, and what their parts exchange."""
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from experiments.gnn.exchanges import GRAPHS, METHODS, PEERS, SCHEMES, UNTOLD
@@ -335,25 +336,19 @@ def taxonomy(rows: reduce.Rows) -> "xr.Dataset":
 
 
 def _trials(own: "xr.Dataset") -> dict[str, Any]:
-    """Returns the trials of one layer, and the refusals, each once."""
-    ticks, said = {}, {}
-    for way in WAYS:
-        one = own.sel(way=way)
-        good = bool(one["tick"]) and bool(one["traced"])
-        ticks[way] = "yes" if good else "no"
-        text = str(one["refusal"].values).partition(": got")[0]
-        said.setdefault(text, []).append(way)
-    said.pop("", None)
+    """Returns the trials of one layer, and how the first refusals begin."""
+    done = own["tick"] * own["traced"]
+    said = own["refusal"]
+    parts = next((text for text in said.values[1:] if text), "")
     total = {name: int(own[name].sum()) for name in ("tick", "traced", "own", "named")}
     return {
-        **ticks,
+        **{way: "yes" if done.sel(way=way) else "no" for way in WAYS},
         "ticks": total["tick"],
         "holes": total["tick"] - total["traced"],
         "silent": total["traced"] - total["own"],
         "unnamed": len(WAYS) - total["named"],
-        "refusal": "; ".join(
-            f"{', '.join(ways)}: {text}" for text, ways in said.items()
-        ),
+        "of_blocks": textwrap.shorten(str(said.values[0]), 58, placeholder=" …"),
+        "of_parts": textwrap.shorten(str(parts), 58, placeholder=" …"),
     }
 
 
@@ -371,8 +366,9 @@ TAXONOMY = Table(
         "stale: vertex with rows a step old. ticks: tasks that parts compose, of four; "
         "holes: those whose step is not traced; silent: traced without the collective "
         "of its way, psum, ppermute, reduce_scatter, ppermute and rows kept; unnamed: "
-        "neither traced nor refused by an error that names the layer. The control's "
-        "parts are told of 2 devices."
+        "neither traced nor refused by an error that names the layer. Of refusals, of "
+        "data and of the first of the others, the beginnings. The control's parts are "
+        "told of 2 devices."
     ),
     shows=(
         "Each layer of a graph network was composed with four kinds of parallelism. "
@@ -385,7 +381,8 @@ TAXONOMY = Table(
         "holes": "holes",
         "silent": "silent",
         "unnamed": "unnamed",
-        "refusal": "refusals",
+        "of_blocks": "of blocks is refused",
+        "of_parts": "of parts is refused",
     },
     reduce=taxonomy,
     tiers=on_cpu(

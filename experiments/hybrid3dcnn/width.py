@@ -71,8 +71,9 @@ class Config(config.Config):
         checks.require(self.universes.boxes == 1, rule, boxes=self.universes.boxes)
 
     def labels(self) -> "runs.Labels":
-        """Returns the parameters' names."""
-        return {"parameter": PARAMETERS}
+        """Returns the parameters' names, and the cells along the slice."""
+        cells = self.universes.width
+        return {"parameter": PARAMETERS, "y": cells, "x": cells}
 
 
 @functools.lru_cache(1)

@@ -311,7 +311,7 @@ def gin(
             raise ConfigError("gin has parameters for edges: the graph has no features")
         if isinstance(x, SparseRows | Columns):
             raise ConfigError(
-                "gin adds features of edges to an array of vertices': got "
+                "gin adds features of edges to vertices' dense ones: got "
                 f"{type(x).__name__}"
             )
         if weights is not None or targets is not None:
