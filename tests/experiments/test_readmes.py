@@ -356,10 +356,20 @@ def test_graphsnapshot():
     assert store.snapshot(1).degrees(range(1024)).sum() == 29_999
 
 
+def test_mpcompress():
+    names = run("mpcompress")
+    assert 1 < names["few"] < names["many"]
+    x = np.ones((1, 8, 64), "f4")
+    stage = names["first_stage"](lambda a, x, _: a * x, 2.0, x, rows=8, width=64)
+    code = stage.run_op(sharding.Op(0, "F", 0, 0), None)
+    assert 8 * 50 * 4 < code.nbytes < 8 * 64 * 4
+
+
 def test_every_block_of_a_readme_is_run_here():
     shown = {name for name in guides.PAGES if guides.blocks(name)}
     papers = {name.split("/")[1] for name in shown if name.startswith("experiments/")}
     tested = "chai specdec gptq jorge oktopk pipefisher spb gradcomp eager wagma "
     tested += "samo data_movement ssn tensor3d hammingmesh ted nopfs omen "
     tested += "polythrottle smoe bagpipe fields axonn sdfg programl graphsnapshot"
+    tested += " mpcompress"
     assert papers == set(tested.split())
