@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.mpcompress.time_table import TIME  # noqa: F401 - a table of it
+from experiments.mpcompress.time_tables import TIME  # noqa: F401 - a table of it
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Dots
 from hpcjax.runs.reduce import above, cell

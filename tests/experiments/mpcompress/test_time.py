@@ -5,8 +5,8 @@ import types
 import numpy as np
 import pytest
 
-from experiments.mpcompress import between, time_table
-from experiments.mpcompress.time_table import ALL, EIGHT, FAST, LEARNT, SLOW, TOP
+from experiments.mpcompress import between, time_tables
+from experiments.mpcompress.time_tables import ALL, EIGHT, FAST, LEARNT, SLOW, TOP
 from hpcjax import cost
 from hpcjax.runs import discover
 from hpcjax.runs.tables import judge
@@ -44,11 +44,11 @@ def made(**cells):
         micro_batches=4,
         **{name: ("link code", values) for name, values in own.items()},
     )
-    return time_table.TIME.reduce({"codes": run})
+    return time_tables.TIME.reduce({"codes": run})
 
 
 def test_claims_fail_for_what_they_deny():
-    tier = time_table.TIME.tier("cpu")
+    tier = time_tables.TIME.tier("cpu")
     assert all(verdict.holds for verdict in judge(tier, made()))
     broken = made(
         seconds={LEARNT + SLOW: 0.6, LEARNT + FAST: 0.9, ALL + FAST: 0.89},
@@ -57,7 +57,7 @@ def test_claims_fail_for_what_they_deny():
         speedup=[[1.1] * 4] * 2,
     )
     assert not any(claim.holds(claim.ours(broken)) for claim in tier.claims.values())
-    assert np.isnan(time_table._off(made(down={TOP + SLOW: np.nan})))
+    assert np.isnan(time_tables._off(made(down={TOP + SLOW: np.nan})))
 
 
 def test_costs_are_those_that_were_measured():
