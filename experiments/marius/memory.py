@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 task = training.task
 MOMENTS = 40
-_EDGE_BYTES = 12  # of its ends and its number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,9 +64,11 @@ class Config(training.TrainingConfig):
     @property
     def graph_bytes(self) -> int:
         """Bytes of the features and edges of a drawn graph."""
+        from hpcjax.data.graph_store import EDGE_BYTES
+
         graph = self.dataset.source
         edges = 2 * round(graph.vertices * graph.degree / 2)
-        return 4 * graph.vertices * (graph.width or graph.classes) + _EDGE_BYTES * edges
+        return 4 * graph.vertices * (graph.width or graph.classes) + EDGE_BYTES * edges
 
 
 @runs.measured

@@ -119,9 +119,10 @@ def from_row(key: jax.Array, start: Int[Array, ""], width: int) -> jax.Array:
     good = jax.random.key_impl(key) == "threefry2x32" and ordered and width < 2**16
     if not good:
         raise ValueError(f"rows are drawn by key, threefry, below 65,536 wide: {width}")
+    # start · width = (high · width) 2¹⁶ + low · width, whose terms fit in 32 bits each.
     high, low = jnp.asarray(start, jnp.uint32) >> 16, jnp.asarray(start, jnp.uint32)
     below = (low & 0xFFFF) * width
-    above = high * width + (below >> 16)  # of start · width in 64 bits, from bit 16
+    above = high * width + (below >> 16)  # all bits of the product from bit 16 on
     first = jnp.stack([above >> 16, (above << 16) | (below & 0xFFFF)])
     data = jnp.concatenate([jax.random.key_data(key), first])
     return jax.random.wrap_key_data(data, impl=_from_number())

@@ -52,7 +52,10 @@ class CommunityGraphConfig(Config):
 
     objective: ClassVar[Objective] = VERTICES
     smoke: ClassVar[Mapping[str, str]] = {
-        **{"vertices": "40", "degree": "4.0", "labelled": "20", "held": "8"}
+        "vertices": "40",
+        "degree": "4.0",
+        "labelled": "20",
+        "held": "8",
     }
 
     vertices: Several = 10_000
@@ -68,9 +71,9 @@ class CommunityGraphConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = [0, self.classes]
         rule = f"width must be 0, or at least the {self.classes} classes"
-        checks.require(self.width >= least[self.width > 0], rule, width=self.width)
+        good = self.width == 0 or self.width >= self.classes
+        checks.require(good, rule, width=self.width)
         train, held = self._sizes
         rule = "vertices must be more than are labelled and held out"
         given = {"labelled": train, "held": held}

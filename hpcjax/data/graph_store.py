@@ -18,7 +18,7 @@ from hpcjax.data.row_file import RowFile
 from hpcjax.data.source import Dataset
 
 _EDGE = np.dtype("<i4")  # sender, receiver and number of an edge
-_EDGE_BYTES = 3 * _EDGE.itemsize
+EDGE_BYTES = 3 * _EDGE.itemsize
 # What a damaged file of arrays is told by.
 _DAMAGE = ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error
 Rows = Callable[[np.ndarray], np.ndarray]
@@ -53,7 +53,7 @@ def write_store(
     counts = np.bincount(bucket, minlength=partitions**2)
     starts, sums = np.append(0, np.cumsum(counts)), np.zeros(len(counts), np.uint64)
     with files.replacing(folder / "edges") as path, path.open("wb") as file:
-        files.check_room(path, len(by) * _EDGE_BYTES)
+        files.check_room(path, len(by) * EDGE_BYTES)
         for number, (start, stop) in enumerate(itertools.pairwise(starts)):
             ids = by[start:stop]
             edges = np.stack([graph.senders[ids], graph.receivers[ids], ids], 1)
@@ -109,7 +109,7 @@ class GraphStore:
         self.loops = found["loops"].astype(np.float32)
         self._starts, self._sums = found["starts"], found["sums"]
         self.size = -(-len(self.place) // self.partitions)
-        wanted = int(self._starts[-1]) * _EDGE_BYTES
+        wanted = int(self._starts[-1]) * EDGE_BYTES
         size = (folder / "edges").stat().st_size if self._has("edges") else 0
         if size != wanted:
             told = f"expected {wanted} bytes, found {size}"
@@ -135,12 +135,12 @@ class GraphStore:
     @property
     def num_bytes(self) -> int:
         """Bytes of all features and edges."""
-        return 4 * len(self.place) * self.width + int(self._starts[-1]) * _EDGE_BYTES
+        return 4 * len(self.place) * self.width + int(self._starts[-1]) * EDGE_BYTES
 
     def bucket_bytes(self, state: np.ndarray) -> int:
         """Returns the bytes of the edges among some partitions."""
         counts = np.diff(self._starts).reshape(self.partitions, self.partitions)
-        return int(counts[np.ix_(state, state)].sum()) * _EDGE_BYTES
+        return int(counts[np.ix_(state, state)].sum()) * EDGE_BYTES
 
     def rows(self, places: np.ndarray) -> np.ndarray:
         """Returns rows of features, of which partitions are read one by one."""
@@ -189,7 +189,7 @@ class GraphStore:
 
     def _read(self, file: int, first: int, last: int) -> np.ndarray:
         """Returns the edges of neighbouring buckets."""
-        starts = self._starts[first : last + 1] * _EDGE_BYTES
+        starts = self._starts[first : last + 1] * EDGE_BYTES
         data = bytearray(int(starts[-1] - starts[0]))
         left, place = memoryview(data), int(starts[0])
         while left:

@@ -22,7 +22,6 @@ from hpcjax.data.triples import rng_of
 
 FOLDER = "partitioned_graphs"
 _FORMAT = 2  # of the files: with another number they are made again
-EDGE_BYTES = 12  # of its ends and its number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,6 +169,7 @@ class PartitionedGraphConfig(SampledGraphConfig):
           ConfigError: it has not even room for two.
         """
         from hpcjax import graphs
+        from hpcjax.data.graph_store import EDGE_BYTES
 
         name, found = self._name(root, "sizes")
         path = _inside(root, f"{name}.json")

@@ -459,7 +459,7 @@ def test_the_time_of_a_run_is_accounted_for(tmp_path):
 
     class Slow(tiny.Points):
         def gather(self, indices):
-            time.sleep(0.05)
+            time.sleep(0.2)
             return super().gather(indices)
 
     task = tiny.task().replace(dataset=tiny.dataset()._replace(train=Slow()))
@@ -476,7 +476,7 @@ def test_the_time_of_a_run_is_accounted_for(tmp_path):
     training = max(r["seconds"] for r in records if "seconds" in r)
     assert split["compute"] + split["data"] == pytest.approx(training)
     assert sum(split.values()) <= whole
-    assert split["data"] > split["compute"]
+    assert split["data"] > 3 * split["compute"]
 
 
 class Stuck(tiny.Points):
