@@ -155,5 +155,5 @@ def test_what_takes_no_columns_says_so():
         with pytest.raises(ConfigError, match=r"take arrays: got features=.*Columns"):
             graphs.gnn_layer(name, "global")(graph, own, params | {"kernel": kernel})
     edge = {"edge": jnp.ones((1, 4)), "epsilon": jnp.zeros(())}
-    with pytest.raises(ConfigError, match="an array of vertices': got Columns"):
+    with pytest.raises(ConfigError, match="vertices' dense ones: got Columns"):
         graphs.gin(graph, own, edge)
