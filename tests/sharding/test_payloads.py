@@ -27,7 +27,7 @@ CODECS = {
     "random": RandomK(k=5, grad="masked"),
 }
 # The first of three stages behind the first is sent its input whole.
-LATER = "largest", "some, learnt", "some, quantize"
+LATER = "largest", "random", "some, learnt", "some, quantize"
 CASES = {
     "all": (sharding.one_f_one_b(2, COUNT), "all"),
     "none": (sharding.one_f_one_b(2, COUNT), "none"),
@@ -38,6 +38,7 @@ CASES = {
     "random": (sharding.gpipe(2, COUNT), "random"),
     "some, learnt": (sharding.zero_bubble_h1(3, COUNT), "learnt"),
     "some, quantize": (sharding.one_f_one_b(3, COUNT), "quantize"),
+    "some, largest": (sharding.gpipe(3, COUNT), "largest"),
 }
 
 
