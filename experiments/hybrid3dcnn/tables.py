@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.hybrid3dcnn.equal_tables import EQUAL  # noqa: F401 - its table
 from experiments.hybrid3dcnn.width_tables import WIDTH  # noqa: F401 - its table
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars

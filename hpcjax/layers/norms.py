@@ -1,4 +1,7 @@
-"""Normalisation: over features, groups of channels, or the batch; float32 inside."""
+"""Normalisation: over features, groups of channels, or the batch.
+
+All is float32 inside, and float64 of what is.
+"""
 
 from typing import NamedTuple
 
@@ -31,14 +34,14 @@ def layer_norm(
       >>> layer_norm(jnp.array([-1.0, 1.0]), jnp.ones(2), eps=0.0).tolist()
       [-1.0, 1.0]
     """
-    wide = x.astype(jnp.float32)
+    wide = _wide(x)
     scale, axes = shards.open_part(scale, -1)
     bias, _ = shards.open_part(bias, -1)
     centred = wide - _mean(wide, axes)
     variance = _mean(jnp.square(centred), axes)
-    y = centred * lax.rsqrt(variance + eps) * scale.astype(jnp.float32)
+    y = centred * lax.rsqrt(variance + eps) * _wide(scale)
     if bias is not None:
-        y = y + bias.astype(jnp.float32)
+        y = y + _wide(bias)
     return y.astype(x.dtype)
 
 
@@ -59,11 +62,16 @@ def rms_norm(
       >>> rms_norm(jnp.array([3.0, -3.0]), jnp.ones(2), eps=0.0).tolist()
       [1.0, -1.0]
     """
-    wide = x.astype(jnp.float32)
+    wide = _wide(x)
     scale, axes = shards.open_part(scale, -1)
     mean_square = _mean(jnp.square(wide), axes)
-    y = wide * lax.rsqrt(mean_square + eps) * scale.astype(jnp.float32)
+    y = wide * lax.rsqrt(mean_square + eps) * _wide(scale)
     return y.astype(x.dtype)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    """Returns it in float32, or in float64 if it is."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _mean(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
@@ -99,7 +107,7 @@ def group_norm(
         raise ValueError(
             f"groups must divide channels: got groups={groups}, channels={channels}"
         )
-    split = x.astype(jnp.float32).reshape(*x.shape[:-1], groups, channels // groups)
+    split = _wide(x).reshape(*x.shape[:-1], groups, channels // groups)
     # [batch, ..., groups, channels / groups]: all but the batch and the groups.
     axes = (*range(1, x.ndim - 1), x.ndim)
 
@@ -110,7 +118,7 @@ def group_norm(
     centred = split - mean(split)
     variance = mean(jnp.square(centred))
     y = (centred * lax.rsqrt(variance + eps)).reshape(x.shape)
-    y = y * scale.astype(jnp.float32) + bias.astype(jnp.float32)
+    y = y * _wide(scale) + _wide(bias)
     return y.astype(x.dtype)
 
 
@@ -136,7 +144,7 @@ def batch_statistics(
       where: broadcast to `[..., 1]`, what counts, such as points that are not past the
         end of what is cut; None for all. Devices may hold differently much of it.
     """
-    wide = x.astype(jnp.float32)
+    wide = _wide(x)
     axes = tuple(range(x.ndim - 1))
     share = None
     if where is not None:
@@ -192,10 +200,12 @@ def batch_norm(
         # The batch's statistics have a gradient in y; the running ones have none.
         running = RunningStatistics(
             *(
-                momentum * old + (1 - momentum) * lax.stop_gradient(new)
+                (momentum * old + (1 - momentum) * lax.stop_gradient(new)).astype(
+                    old.dtype
+                )
                 for old, new in zip(running, used, strict=True)
             )
         )
-    factor = scale.astype(jnp.float32) * lax.rsqrt(used.variance + eps)
-    y = (x.astype(jnp.float32) - used.mean) * factor + bias.astype(jnp.float32)
+    factor = _wide(scale) * lax.rsqrt(used.variance + eps)
+    y = (_wide(x) - used.mean) * factor + _wide(bias)
     return y.astype(x.dtype), running
