@@ -135,7 +135,7 @@ def break_blocks(broken: str) -> Iterator[None]:
     right = modules.axes_of_space
     with controls.without_corners(broken == "corners"):
         if broken == "statistics":
-            modules.axes_of_space = lambda space: ()
+            modules.axes_of_space = lambda _: ()
         try:
             yield
         finally:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 class Policy:
     """Dtypes of a model: parameters are kept in `param`, products run in `compute`.
 
-    Sums, norms, softmax and losses are float32 whatever `compute` is.
+    Sums, norms, softmax and losses are float32 whatever `compute` is; of float64, norms
+    are float64.
     """
 
     param: str = "float32"

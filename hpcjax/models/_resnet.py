@@ -264,7 +264,7 @@ def resnet(  # noqa: PLR0913 - fields of its config
       space: mesh axes over which height and width are cut, see `layers.conv`; `apply`
         takes this device's block then, and gives the whole image's logits. Statistics
         are of whole images. What is too thin for a layer is gathered before it.
-      policy: dtypes of parameters, products and logits; norms are float32 inside.
+      policy: dtypes of parameters, products and logits; norms are float32 at least.
 
     Raises:
       ConfigError: an unknown depth, norm, shortcut or head_init, a width below 1,

@@ -126,7 +126,7 @@ def unet(
       width: channels of the first level.
       space: mesh axes over which height and width are cut, see `layers.conv`; `apply`
         takes and gives this device's block then, as `CutPixels`.
-      policy: dtypes of parameters, products and logits; norms are float32 inside.
+      policy: dtypes of parameters, products and logits; norms are float32 at least.
 
     Returns:
       A model whose `apply` gives logits `[batch, height, width, outputs]`.

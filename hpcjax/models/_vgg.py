@@ -79,7 +79,7 @@ def vgg(
       width: channels of the first stage; the others have 2, 4, 8 and 8 times as many.
       sync_axis: mesh axis over which batch statistics are averaged; None takes those of
         one device's examples.
-      policy: dtypes of parameters, products and logits; norms are float32 inside.
+      policy: dtypes of parameters, products and logits; norms are float32 at least.
 
     Raises:
       ConfigError: an unknown depth, a width below 1, or images that are too small.

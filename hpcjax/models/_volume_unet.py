@@ -131,7 +131,7 @@ def volume_unet(
         the samples that are here, over all blocks of them.
       space: mesh axes over which space is cut, see `layers.conv`; `apply` takes and
         gives this device's block then, as `CutPixels`.
-      policy: dtypes of parameters, products and logits; norms are float32 inside.
+      policy: dtypes of parameters, products and logits; norms are float32 at least.
 
     Returns:
       A model whose `apply` gives logits `[batch, depth, height, width, outputs]`.

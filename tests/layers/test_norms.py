@@ -147,3 +147,9 @@ def test_low_precision_inputs_are_normalised_in_float32(kind):
     low, high = compute(x), compute(x.astype(jnp.float32))
     assert low.dtype == jnp.bfloat16
     assert (low == high.astype(jnp.bfloat16)).all()
+    with jax.enable_x64(True):  # of which float32 would keep nothing
+        small = jnp.array([[0.0, 1.0, 2.0, 4.0], [7.0, 5.0, 6.0, 3.0]])
+        wide = compute(small + 1e9)
+        assert wide.dtype == jnp.float64
+        if kind != "rms":  # of numbers, not of their distances
+            np.testing.assert_allclose(wide, compute(small), rtol=0, atol=1e-6)

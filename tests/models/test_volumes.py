@@ -73,6 +73,7 @@ def test_wrong_sizes_are_told(build, message):
         build()
 
 
+@pytest.mark.slow
 def test_a_level_of_the_unet_in_blocks_gives_what_the_whole_gives():
     axis = sharding.SPACE_AXES[0]
     mesh, blocks = sharding.make_mesh({axis: 2}), PartitionSpec(None, axis)
