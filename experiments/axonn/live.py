@@ -67,6 +67,7 @@ class Config(config.Config):
     seed: config.Seed = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         rule = f"layers must be a multiple of the {self.stages} stages"
         checks.require(self.layers % self.stages == 0, rule, layers=self.layers)
         rule = f"rows must be a multiple of the {self.micro_batches} micro-batches"

@@ -85,6 +85,7 @@ class Config(config.Config):
     seed: config.Seed = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         checks.require(self.width % 4 == 0, "width must be of 4s", width=self.width)
 
     def labels(self) -> "Labels":

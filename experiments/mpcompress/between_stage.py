@@ -118,7 +118,7 @@ def _alone(
         return [float(np.median(seconds)), 0.0, 0.0], [0, 0]
     headers = []
     for sent in map(np.asarray, (up, down)):
-        leaves = jax.tree.leaves(hostcomm.unpack_array(f"{codec}", sent))
+        leaves = jax.tree.leaves(hostcomm.unpack_array(first.message, sent))
         headers.append(sent.size - sum(leaf.nbytes for leaf in leaves))
     own = codec.init(jax.random.key(cfg.seed), cfg.width)
     y = jax.random.normal(jax.random.key(1), (cfg.rows, cfg.width))

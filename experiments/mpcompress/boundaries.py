@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hpcjax import compress, runs
+from hpcjax import runs
 from hpcjax.core import checks
 from hpcjax.runs import program
 
@@ -49,15 +49,19 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Figures":
         return step
 
     found = program.read(cfg, ctx, make)
+    return {**found, **ways, **told(cfg, cfg.devices or ctx.mesh.size)}
+
+
+def told(cfg: Config, devices: int) -> dict[str, float]:
+    """Returns what the codec and its slopes are in all ticks, of one device."""
+    from hpcjax import sharding
+
     pipe, codec = cfg.parallel, cfg.codec
-    rows = cfg.train.batch_size // pipe.micro_batches
+    make = getattr(sharding, pipe.schedule)
+    ticks = sharding.tick_table(make(pipe.stages, pipe.micro_batches)).op.shape[1]
+    copies = devices // (pipe.stages * pipe.tensor)
+    rows = cfg.train.batch_size // (copies * pipe.micro_batches)
     size = rows, cfg.dataset.context, cfg.model.width
-    code, whole = (
-        each.wire_bytes(size, "float32", where="pipeline")
-        for each in (codec, compress.Identity())
-    )
-    # Of entries values have slopes, and their places, half of the bytes, none.
-    part = 0.5 if isinstance(codec, compress.TopK | compress.RandomK) else 1.0
-    slope = whole if getattr(codec, "grad", "") == "through" else part * code
-    ticks = 2 * (pipe.micro_batches + pipe.stages - 1)
-    return {**found, **ways, "wire": ticks * code, "slopes": ticks * slope}
+    code = codec.wire_bytes(size, cfg.compute, where="pipeline")
+    slope = codec.slope_bytes(size, cfg.compute)
+    return {"wire": ticks * code, "slopes": ticks * slope}

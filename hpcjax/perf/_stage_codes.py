@@ -20,6 +20,7 @@ class Passes:
     Attributes:
       encodes: whether the stage sends codes.
       decodes: whether it is sent codes.
+      name: of a message with a code.
     """
 
     def __init__(self, function: Any, params: Any, codec: Codec | None, like: Any):
@@ -27,12 +28,14 @@ class Passes:
         self.encodes, self.decodes = SENT in names, RECEIVED in names
         self._function, self._codec, self._like = function, codec, like
         self._through = getattr(codec, "grad", "") == "through"
+        # Places say nothing of the shape that they are of.
+        self.name = f"{codec} of {_describe(like)}" if codec else ""
         self.forward, self.backward = jax.jit(self._forward), jax.jit(self._backward)
 
     def read(self, received: np.ndarray, coded: bool) -> Any:
         """Returns what a neighbour has packed."""
         if coded:
-            return unpack_array(f"{self._codec}", received)
+            return unpack_array(self.name, received)
         rule = (
             "a neighbour sends a code, for which the stage has no codec or parameters"
         )
@@ -42,7 +45,7 @@ class Passes:
 
     def write(self, made: Any, coded: bool) -> np.ndarray:
         """Returns what is sent to a neighbour."""
-        return pack_array(f"{self._codec}", made) if coded else np.asarray(made)
+        return pack_array(self.name, made) if coded else np.asarray(made)
 
     def keep(self, code: Any) -> Any:
         """Returns the places that a backward pass encodes at again."""
@@ -84,7 +87,7 @@ class Passes:
         own = params if self._codec is None else params[STAGE]
         y = self._function(own, x, target)
         if self.encodes:
-            ours, like = [f"{a.dtype}{list(a.shape)}" for a in (y, self._like)]
+            ours, like = _describe(y), _describe(self._like)
             checks.require(ours == like, f"a stage must give like={like}", given=ours)
         return y
 
@@ -108,12 +111,22 @@ def check(
     rule = f"with a codec params are of {STAGE!r}, and codes by {sorted(allowed)}"
     checks.require(good and len(params) > 1, rule, params=given)
     checks.require(like is not None, "a codec needs like, an activation", like=like)
-    codec.check_width(like.shape[-1])
+    codec.wire_bytes(like.shape, like.dtype, where="pipeline")  # raises, too
+    drawn = jax.eval_shape(lambda: codec.init(jax.random.key(0), like.shape[-1]))
+    learnt = {name: leaf.shape for name, leaf in drawn.items()}
+    for name in sorted({SENT, RECEIVED} & {*params}):
+        own = {key: jnp.shape(leaf) for key, leaf in params[name].items()}
+        rule = f"{name!r} must be as {codec} draws it, {learnt}"
+        checks.require(own == learnt, rule, **{name: own})
     if SENT in params:
         rule = "a codec that draws needs a key"
         checks.require(not codec.draws or key is not None, rule, key=key)
         given = {**params[SENT], "key": key}
         jax.eval_shape(lambda y: codec.encode(y, given), like)
+
+
+def _describe(leaf: Any) -> str:
+    return f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
 
 
 def _passes(leaf: Any) -> bool:

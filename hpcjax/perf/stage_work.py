@@ -30,6 +30,7 @@ class StageWork:
 
     Attributes:
       losses: of the last stage's micro-batches, `{number: loss}`.
+      message: what packed codes are called, by codec and `like`; "" without.
 
     Args:
       function: `(params, x, target) -> y`, of the last stage a loss. x is what the
@@ -74,6 +75,7 @@ class StageWork:
         ends = {"first": inputs is not None, "last": targets is not None}
         _stage_codes.check(codec, params, like, key, **ends)
         self._passes = _stage_codes.Passes(function, params, codec, like)
+        self.message = self._passes.name
         self._key = key if codec is not None and codec.draws else None
         self._drawn = 0
         self.losses: dict[int, float] = {}

@@ -32,6 +32,10 @@ KERNELS = RNG.normal(size=(2, WIDTH, WIDTH)).astype(np.float32) / 2
 X, TARGETS = RNG.normal(size=(2, COUNT, ROWS, WIDTH)).astype(np.float32)
 
 
+LEARNT = CODECS["learnt"]
+WIDER = Autoencoder(d=5).init(jax.random.key(1), WIDTH)
+
+
 def layer(kernel, x, _):
     return jnp.tanh(x @ kernel)
 
@@ -93,7 +97,7 @@ def whole(kernels, own, codec):
 def header(codec, value, *arrays):
     """Bytes that say what a message is: a length, and the words themselves."""
     told = [[f"{n}", form, list(shape)] for n, (form, shape) in enumerate(arrays)]
-    return 8 + len(json.dumps([f"{codec}", {"value": value}, told]))
+    return 8 + len(json.dumps([f"{codec} of float32[4, 8]", {"value": value}, told]))
 
 
 @pytest.mark.acceptance("mpcompress", 5)
@@ -130,7 +134,7 @@ def test_slopes_are_of_the_places_that_were_drawn():
     wanted, places, stage = 0.0, [], KERNELS[0]
     for number in range(COUNT):
         up = first.run_op(sharding.Op(0, "F", 0, number), None)
-        places.append(hostcomm.unpack_array(f"{codec}", up)[1])
+        places.append(hostcomm.unpack_array(first.message, up)[1])
         last.run_op(sharding.Op(1, "F", 1, number), up)
         down = last.run_op(sharding.Op(1, "B", 1, number), None)
         first.run_op(sharding.Op(0, "B", 0, number), down)
@@ -156,6 +160,8 @@ def test_slopes_are_of_the_places_that_were_drawn():
         (Identity(), {"sent": {}}, {"like": None}, "needs like, an activation"),
         (Identity(), {}, {}, r"'stage', and codes by .*got .*\['stage'\]"),
         (Identity(), {"received": {}}, {}, r"by \['sent', 'stage'\]: got"),
+        (LEARNT, {"sent": {}}, {}, r"'sent' must be as .* draws it"),
+        (LEARNT, {"sent": WIDER}, {}, r"\(3, 8\).* got .*\(5, 8\)"),
     ],
 )
 def test_what_stages_cannot_send_is_told(codec, params, options, words):
@@ -176,6 +182,19 @@ def test_what_is_no_code_of_this_codec_is_told():
     plain = perf.StageWork(loss, KERNELS[1], COUNT, targets=TARGETS)
     with pytest.raises(ConfigError, match="for which the stage has no codec"):
         plain.run_op(sharding.Op(1, "F", 1, 0), up)
+    # Of as many numbers: places of one shape are others of another.
+    for codec in (Identity(), CODECS["largest"]):
+        tall = jax.ShapeDtypeStruct((WIDTH, ROWS), "float32")
+        first, _ = works(codec)
+        last = {"stage": KERNELS[1], "received": {}}
+        own = {"targets": TARGETS, "codec": codec, "like": tall}
+        other = perf.StageWork(loss, last, COUNT, **own)
+        up = first.run_op(sharding.Op(0, "F", 0, 0), None)
+        with pytest.raises(HpcjaxError, match=r"\[8, 4\] was .*: got .*\[4, 8\]"):
+            other.run_op(sharding.Op(1, "F", 1, 0), up)
+    more = {"codec": TopK(k=33, grad="masked"), "like": LIKE}
+    with pytest.raises(ConfigError, match="k must be at most the entries"):
+        perf.StageWork(loss, last, COUNT, targets=TARGETS, **more)
     wrong = works(Identity(), like=jax.ShapeDtypeStruct((1, WIDTH), "float32"))[0]
     with pytest.raises(ConfigError, match=r"must give like=float32\[1, 8\]: got "):
         wrong.run_op(sharding.Op(0, "F", 0, 0), None)

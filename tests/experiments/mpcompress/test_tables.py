@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.mpcompress import floors, tables
+from experiments.mpcompress import boundaries, floors, tables
 from hpcjax.data import CharTextConfig
 from hpcjax.runs import discover
 from hpcjax.runs.tables import judge
@@ -149,3 +149,24 @@ def test_entries_send_the_bytes_of_the_autoencoder(table):
         shape = rows, cfg.dataset.context, cfg.model.width
         sent.add(cfg.codec.wire_bytes(shape, "float32", 2, where))
     assert len(sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("variant", "devices", "overrides", "ticks", "up", "down"),
+    [
+        # 2 × 64 × 64 numbers of a micro-batch; ticks 2 (2 + 2 − 1).
+        ("", 2, {}, 6, 8192 + 128, 32768),
+        (":topk", 2, {}, 6, 8 * 192, 4 * 192),
+        ("", 4, {}, 6, 4096 + 128, 16384),  # copies have half of the rows
+        ("", 4, {"parallel.tensor": "2"}, 6, 8192 + 128, 32768),
+        (":autoencoder", 2, {"compute": "bfloat16"}, 6, 2 * 384, 2 * 384),
+        (":autoencoder", 2, {"parallel.schedule": "zero_bubble_h1"}, 7, 1536, 1536),
+    ],
+)
+def test_what_is_permuted_is_told_of_one_device(
+    variant, devices, overrides, ticks, up, down
+):
+    config = f"mpcompress/boundaries{variant}"
+    cfg = discover.load(config, overrides, REPOSITORY).config
+    told = boundaries.told(cfg, devices)
+    assert told == {"wire": ticks * up, "slopes": ticks * down}

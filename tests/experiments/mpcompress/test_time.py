@@ -8,6 +8,7 @@ import pytest
 from experiments.mpcompress import between, time_tables
 from experiments.mpcompress.time_tables import ALL, EIGHT, FAST, LEARNT, SLOW, TOP
 from hpcjax import cost
+from hpcjax.core.errors import ConfigError
 from hpcjax.runs import discover
 from hpcjax.runs.tables import judge
 from tests.conftest import REPOSITORY
@@ -68,6 +69,15 @@ def test_costs_are_those_that_were_measured():
     found = between.fit(CFG, passes, [5e-5, 8e-8])
     np.testing.assert_allclose(found, (2e-11, 8e-8, 3e-9, 5e-5))
     assert between.fit(CFG, {**passes, LEARNT: 0.0}, [5e-5, 8e-8]).number == 0
+
+
+@pytest.mark.wrong
+@pytest.mark.parametrize(
+    "fields", [{"rows": 0}, {"width": "8"}, {"width": 6}, {"patience": -1.0}]
+)
+def test_fields_that_are_none_are_told(fields):
+    with pytest.raises(ConfigError, match=next(iter(fields))):
+        between.Config(**fields)
 
 
 @pytest.mark.slow
