@@ -47,7 +47,8 @@ class StageWork:
 
     Raises:
       ConfigError: inputs or targets of another number of micro-batches; a codec that
-        does not take the activations, or that stages cannot send each other by.
+        does not take the activations, or that stages cannot send each other by, or has
+        learnt arrays of other shapes.
     """
 
     def __init__(
