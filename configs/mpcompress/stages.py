@@ -1,10 +1,11 @@
 """The language model of `mpcompress/layers` in two stages, with codecs; 30 s a run.
 
 Needs `hpcjax data fetch kjv`. `base` is trained before; `tuned` and what follows go on
-from a run of it (`--resume ID --fork --devices 2`). Top-k and Random-k send the bytes
-of the autoencoder, `ratio` is Top-k with as many numbers.
+from a run of it (`--resume ID --fork --devices 2`), `whole` in one piece. Top-k and
+Random-k send the bytes of the autoencoder, `ratio` is Top-k with as many numbers. With
+`parallel.tensor=2 --devices 4` sums within stages have the codec, too.
 Expect: 8 and 4 bits cost nothing, an autoencoder less than Top-k of its bytes (`hpcjax
-table mpcompress/accuracy`).
+table mpcompress/accuracy`, `mpcompress/grid`).
 """
 
 import dataclasses
@@ -40,6 +41,7 @@ tuned = _train(
     optimizer=layers.tuned.optimizer,
     parallel=PipelineConfig(stages=2, micro_batches=MICRO_BATCHES),
 )
+whole = dataclasses.replace(tuned, parallel=None)
 
 
 def _with(codec, **fields):

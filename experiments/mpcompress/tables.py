@@ -231,6 +231,12 @@ def _stages(name: str, variant: str = "", after: str = BEFORE) -> Runs:
     return Runs(config=config, seeds=(*seeds,), after=after)
 
 
+def _grid(variant: str, **parallel: str) -> Runs:
+    own = {f"parallel.{key}": text for key, text in parallel.items()}
+    config = f"mpcompress/stages:{variant}"
+    return Runs(config=config, seeds=SEEDS, overrides=own, after=BEFORE)
+
+
 def _count(variant: str = "") -> Runs:
     # Of the same validation.
     own = {"dataset.validation": "0.01"}
@@ -300,6 +306,61 @@ ACCURACY = Table(
             "chance": above("error", UNIGRAM, RANDOM)
             .at_most(10, "points that Random-k is below the table of characters")
             .fails({RANDOM: PLAIN}),
+            "A2": cell("rise", WIDE)
+            .at_most(2, "points that the wide autoencoder is above no codec")
+            .fails({WIDE: TOP}),
+        },
+    ),
+)
+
+WHOLE = "without stages"
+_GRID = {PLAIN: "tuned"} | {name: _BETWEEN[name] for name in (FOUR, AUTO, WIDE, TOP)}
+
+GRID = Table(
+    id="mpcompress/grid",
+    title="Compressed activations: codecs within and between stages of two devices",
+    paper=(
+        "Bian et al., MLSys 2024: two devices in each of two stages, both sums and "
+        "what passes between the stages compressed; figures are not known here"
+    ),
+    caption=(
+        "The network of mpcompress/accuracy, tuned in two stages of two devices each, "
+        "which encode what they send to sum activations of the last two layers, and "
+        "what passes between the stages. without stages: on four devices of which "
+        "each has all layers. error: % of validation's characters; rise: points above "
+        "two stages of two devices without a codec, apart: above Top-k, of the same "
+        "seed. Means of three seeds and two standard errors to both sides."
+    ),
+    shows=(
+        "A small language model was tuned in two stages of two devices, with codecs "
+        "both in a stage and between them. Further left has lost less to its codec."
+    ),
+    picture=Dots("rise"),
+    columns=ACCURACY.columns,
+    over=_errors,
+    tiers=on_cpu(
+        minutes=15.0,
+        devices=4,
+        runs={
+            UNIGRAM: _count(":unigram"),
+            BIGRAM: _count(),
+            BEFORE: Runs(config="mpcompress/stages", seeds=SEEDS),
+            WHOLE: _grid("whole"),
+            **{name: _grid(variant, tensor="2") for name, variant in _GRID.items()},
+        },
+        claims={
+            "learnt": (reduce.least("error", UNIGRAM, BIGRAM) - cell("error", PLAIN))
+            .at_least(10, "points below the better table of counts")
+            .fails({PLAIN: BIGRAM}),
+            "grid": abs(cell("rise", WHOLE))
+            .at_most(0.2, "points between two stages of two devices and no stages")
+            .fails({WHOLE: WIDE}),
+            "quantized": abs(cell("rise", FOUR))
+            .at_most(1, "points from no codec of 4 bits in both places")
+            .fails({FOUR: TOP}),
+            "autoencoder": cell("apart_high", AUTO)
+            .at_most(-0.5, "points above Top-k of its bytes, and two standard errors")
+            .fails({AUTO: TOP}),
             "A2": cell("rise", WIDE)
             .at_most(2, "points that the wide autoencoder is above no codec")
             .fails({WIDE: TOP}),
