@@ -14,7 +14,7 @@ from hpcjax.models import CausalLmConfig, MlpConfig
 from hpcjax.runs.training import TrainingConfig
 from hpcjax.sharding import PipelineConfig
 
-CONTEXT, TOKENS, ROWS = 4, 8, 8
+CONTEXT, TOKENS, ROWS, RATE = 4, 8, 8, 0.5
 LM = CausalLmConfig(depth=2, width=8, heads=2)
 PIPE = PipelineConfig(stages=2, micro_batches=2, schedule="gpipe")
 LEARNT = Autoencoder(d=3)
@@ -55,9 +55,8 @@ def fold_sums(block, learnt):
     return block
 
 
-@functools.cache
-def trained(schedule, tensor=1, codec=LEARNT):
-    """Parameters after a step, its loss, and sums of a validation."""
+def composed(schedule, tensor, codec):
+    """A task, its devices, and a batch on them."""
     own = data.noise_tokens(ROWS, CONTEXT, TOKENS, seed=0)
     model = LM.make((CONTEXT,), TOKENS)
     model = model if codec is None else network(codec, tensor=tensor)
@@ -70,7 +69,7 @@ def trained(schedule, tensor=1, codec=LEARNT):
     method = train.compose(
         model,
         own,
-        optim.SgdConfig(lr=0.5),
+        optim.SgdConfig(lr=RATE),
         parallel=parallel,
         batch_size=ROWS,
         steps=1,
@@ -78,8 +77,15 @@ def trained(schedule, tensor=1, codec=LEARNT):
     )
     task = train.supervised(model, method, own)
     mesh = task.mesh(devices)
-    state = train.init_state(task, 0, mesh)
     batch = sharding.place_batch(own.train.gather(np.arange(ROWS)), mesh)
+    return task, mesh, batch
+
+
+@functools.cache
+def trained(schedule, tensor=1, codec=LEARNT):
+    """Parameters after a step, its loss, and sums of a validation."""
+    task, mesh, batch = composed(schedule, tensor, codec)
+    state = train.init_state(task, 0, mesh)
     state, metrics = train.train_step(task, mesh, state)(state, batch)
     totals = train.eval_step(task, mesh)(state.params, state.model_state, batch)
     sums = {name: float(value) for name, value in totals.sums.items()}
@@ -112,6 +118,26 @@ def test_identity_in_and_between_stages_changes_no_bit():
     assert ours[1:] == theirs[1:]
     for path, leaf in theirs[0].items():
         np.testing.assert_array_equal(ours[0][path], leaf, err_msg=path)
+
+
+@pytest.mark.slow
+def test_entries_of_sums_in_stages_have_the_slopes_of_one_program():
+    """Though backward ops choose them again: JAX's own gradient of the validation."""
+    given = "zero_bubble_h1", 2, TopK(k=40, grad="masked", start=0)
+    task, mesh, batch = composed(*given)
+    state = train.init_state(task, 0, mesh)
+    before = trees.flatten(jax.device_get(state.params))
+    score = train.eval_step(task, mesh)
+
+    def loss(params):
+        totals = score(params, state.model_state, batch)
+        return totals.sums["loss"] / totals.count
+
+    wanted = trees.flatten(jax.device_get(jax.grad(loss)(state.params)))
+    after, _, _ = trained(*given)
+    for path, leaf in wanted.items():
+        ours = (before[path] - after[path]) / RATE
+        np.testing.assert_allclose(ours, leaf, rtol=1e-4, atol=1e-5, err_msg=path)
 
 
 def test_outside_of_stages_the_network_runs_without_its_codec():
@@ -160,7 +186,7 @@ def test_codecs_fit_steps_and_validations_of_copies(codec, tensor):
     method = train.compose(
         model,
         own,
-        optim.SgdConfig(lr=0.5),
+        optim.SgdConfig(lr=RATE),
         parallel=dataclasses.replace(PIPE, schedule="zero_bubble_h1", tensor=tensor),
         batch_size=ROWS,
         steps=1,
