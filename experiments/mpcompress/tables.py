@@ -250,6 +250,12 @@ def _errors(values: "xr.DataArray", column: str) -> dict[str, float]:
     return {column: mean, f"{column}_low": mean - wide, f"{column}_high": mean + wide}
 
 
+_COLUMNS = {
+    "error": ("error, %", _error),
+    "rise": ("points", lambda run, rows: _error(run) - _error(rows[PLAIN])),
+    "apart": ("from Top-k", lambda run, rows: _error(run) - _error(rows[TOP])),
+}
+
 ACCURACY = Table(
     id="mpcompress/accuracy",
     title="Compressed activations: what codecs between two stages cost in accuracy",
@@ -273,11 +279,7 @@ ACCURACY = Table(
         "Further left has lost less to its codec."
     ),
     picture=Dots("rise"),
-    columns={
-        "error": ("error, %", _error),
-        "rise": ("points", lambda run, rows: _error(run) - _error(rows[PLAIN])),
-        "apart": ("from Top-k", lambda run, rows: _error(run) - _error(rows[TOP])),
-    },
+    columns=_COLUMNS,
     over=_errors,
     tiers=on_cpu(
         minutes=20.0,
@@ -336,7 +338,7 @@ GRID = Table(
         "both in a stage and between them. Further left has lost less to its codec."
     ),
     picture=Dots("rise"),
-    columns=ACCURACY.columns,
+    columns=_COLUMNS,
     over=_errors,
     tiers=on_cpu(
         minutes=15.0,
