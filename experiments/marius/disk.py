@@ -55,7 +55,8 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Figures":
     assert ctx.trained is not None
     table, facts = np.asarray(ctx.trained.params["table"]), made.method.facts
     if getattr(cfg.state, "store", None) == "disk":
-        with data.RowFile(ctx.directory.path / "checkpoints/rows/params.table") as file:
+        path = ctx.directory.path / "checkpoints/rows/params.table"
+        with data.RowFile(path, writable=False) as file:
             table = np.asarray(file)
     every: dict[str, Any] = {
         str(name): column.values for name, column in history.items()

@@ -44,6 +44,7 @@ class Config(training.TrainingConfig):
         ),
         "resident": ": features and edges in memory at a time, over all",
         "counted told": ": bytes read for training, by our count, and by the system's",
+        "edge_bytes": ": of those counted, of edges",
         "seconds waited": ": of the steps, and of these for blocks",
         "anon": "moment: RssAnon above what it was, over the limit",
     }
@@ -91,7 +92,7 @@ def run(cfg: Config, ctx: "runs.Context") -> "runs.Figures":
     if (child.exitcode or 0) > 0:  # else it may have been ended by the system
         raise RuntimeError("the process that trains has failed")
     resident = dataset.capacity / partitions if partitions else 1.0
-    nothing = dict.fromkeys(("ended", "refused", "counted", "told"), 0.0)
+    nothing = dict.fromkeys(("ended", "refused", "counted", "told", "edge_bytes"), 0.0)
     nothing |= dict.fromkeys(("peak", "seconds", "waited"), np.nan)
     graph = {"graph_bytes": cfg.graph_bytes, "limit": limit, "resident": resident}
     return {**nothing, **graph, "anon": np.full(MOMENTS, np.nan), **found}
@@ -161,10 +162,6 @@ class Records:
         """Returns what the sampler tells."""
         return getattr(self.sampler, "figures", dict)()
 
-    def count(self) -> float:
-        """Returns the bytes that the sampler has read."""
-        return self.figures().get("read_bytes", 0.0)
-
     def rewind(self, step: int) -> float:
         """Begins at the first step."""
         del step
@@ -174,7 +171,9 @@ class Records:
         """Takes a record."""
         self.last["waited"] += record.get("spent_data_seconds", 0.0)
         if record["step"] == self._steps and "loss" in record:
-            self.last |= {"counted": self.count(), "told": _read_bytes()}
+            read, told = self.figures(), _read_bytes()
+            self.last |= {"counted": read.get("read_bytes", 0.0), "told": told}
+            self.last["edge_bytes"] = read.get("edge_bytes", 0.0)
             self.last["seconds"] = record["seconds"]
 
 

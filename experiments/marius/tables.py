@@ -348,9 +348,11 @@ def limited(rows: reduce.Rows) -> "xr.Dataset":
         run = reduce.first(row)
         own = {key: run[key] for key in ("ended", "refused", "seconds", "waited")}
         own |= {key: run[key] / 1e6 for key in ("graph_bytes", "limit", "peak")}
-        # What was never read was not counted either.
-        off = abs(run["counted"] / run["told"] - 1) if run["told"] else np.inf
-        own |= {"resident": run["resident"], "off": 100 * off}
+        rows_alone = run["counted"] - run["edge_bytes"]
+        for column, count in (("off", run["counted"]), ("off_rows", rows_alone)):
+            # What was never read was not counted either.
+            off = abs(count / run["told"] - 1) if run["told"] else np.inf
+            own |= {column: 100 * off, "resident": run["resident"]}
         found[name] = {**own, "read": run["counted"] / 1e6}
     anon = [reduce.first(row)["anon"] for row in rows.values()]
     return reduce.from_cells(found).assign(
@@ -370,7 +372,7 @@ LIMITED = Table(
         "small one. An epoch of GraphSAGE, 50,000 targets, five neighbours a layer. "
         "Resident: of features and edges, in buffers. MB read for training, by our "
         "count; off: by how many per cent it is not that of /proc/self/io, less what "
-        "opening the files reads. Peak: most of RssAnon above that of the start, MB. "
+        "opening the files reads; rows alone: if edges were not counted. Peak: most of RssAnon above that of the start, MB. "
         "Sampled_graph has it all in memory, as all resident has it from files."
     ),
     shows=(
@@ -395,6 +397,7 @@ LIMITED = Table(
         "peak": "peak, MB",
         "read": "read, MB",
         "off": "off, %",
+        "off_rows": "rows alone off, %",
         "seconds": "s of steps",
         "waited": "of these waited",
     },
@@ -414,7 +417,7 @@ LIMITED = Table(
             .fails({FIFTH: RESIDENT}),
             "counted": cell("off", FIFTH)
             .at_most(2, "per cent by which counted bytes are not the system's")
-            .fails({FIFTH: SAMPLED}),
+            .fails(columns={"off": "off_rows"}),
         },
     ),
 )

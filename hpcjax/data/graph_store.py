@@ -87,7 +87,7 @@ class GraphStore:
       degrees: edges that each vertex receives, float32; `loops` those from itself.
       partitions: of rows; each has `size` of them, the last ones fewer.
       width: number of features; `outputs` that of classes.
-      bytes_read: from both files.
+      bytes_read: from both files; of these `edge_bytes_read` from that of edges.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -96,7 +96,7 @@ class GraphStore:
         Raises:
           DataFormatError: its files are damaged, or of different graphs.
         """
-        self._folder, self.bytes_read = folder, 0
+        self._folder, self.bytes_read, self.edge_bytes_read = folder, 0, 0
         try:
             with np.load(folder / "index.npz") as index:
                 found = {name: index[name] for name in index.files}
@@ -130,7 +130,7 @@ class GraphStore:
         return DataFormatError(f"{path}: {told}; delete the folder, it is made again")
 
     def _features(self) -> RowFile:
-        return RowFile(self._folder / "features")
+        return RowFile(self._folder / "features", writable=False)
 
     @property
     def num_bytes(self) -> int:
@@ -198,6 +198,7 @@ class GraphStore:
                 raise self._damaged("edges", f"cut off at {place}")
             left, place = left[count:], place + count
         self.bytes_read += len(data)
+        self.edge_bytes_read += len(data)
         cuts = itertools.pairwise((starts - starts[0]).tolist())
         for number, (start, stop) in enumerate(cuts, first):
             told = _digest(memoryview(data)[start:stop], number)

@@ -6,10 +6,12 @@ import hashlib
 import inspect
 import math
 import pathlib
+import shutil
 import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
+import filelock
 import numpy as np
 
 from hpcjax.core import checks, files
@@ -57,6 +59,7 @@ class PartitionedGraphConfig(SampledGraphConfig):
         "graph_bytes": ": of all features and edges",
         "resident_bytes": ": of these, most in memory while steps are taken",
         "read_bytes": ": of the files in training, with what sizes were probed with",
+        "edge_bytes": ": of these, of edges",
     }
 
     sampler: DenseConfig | LayerwiseConfig = DenseConfig()
@@ -198,7 +201,17 @@ class PartitionedGraphConfig(SampledGraphConfig):
         later = ~np.isin(np.arange(vertices), train.numbers)
         order = np.lexsort(np.broadcast_arrays(keys * later, later))
         place = np.argsort(order)
-        write_store(folder, whole, rows, place, self.partitions)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder.with_suffix(".lock")):
+            if (folder / "index.npz").exists():
+                return  # of another process, meanwhile
+            # What a killed process has left.
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                write_store(folder, whole, rows, place, self.partitions)
+            except BaseException:
+                shutil.rmtree(folder)
+                raise
 
 
 def _inside(root: pathlib.Path | None, name: str) -> pathlib.Path:

@@ -54,13 +54,16 @@ class RowFile:
       (3, [[1.0, 1.0], [7.0, 7.0]])
     """
 
-    def __init__(self, path: pathlib.Path, sequence: int | None = None) -> None:
+    def __init__(
+        self, path: pathlib.Path, sequence: int | None = None, *, writable: bool = True
+    ) -> None:
         """Opens a file at a state.
 
         Args:
           path: of a file that `build` has made.
           sequence: of the state, of which all rows are read if there is a newer one,
             that may have taken their place; None for the newest one.
+          writable: whether rows may be written; else the file may be read-only, too.
 
         Raises:
           ConfigError: it has no such state.
@@ -69,8 +72,10 @@ class RowFile:
             rows of this one are gone.
         """
         self.path, self.bytes_read, self.bytes_written = path, 0, 0
+        self._writable = writable
+        mode = os.O_RDWR if writable else os.O_RDONLY
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._file = os.open(path, mode | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise DataMissing(f"no such file: {path}") from error
         try:
@@ -86,8 +91,8 @@ class RowFile:
             _, _, *told = found[self.sequence].tolist()
             self._slots, self._sums = np.array(told[:parts]), told[parts:]
             self._newer = max(found) > self.sequence
-            for part in range(parts) if self._newer else ():
-                self._read(part)
+            if self._newer:
+                self.verify()
         except BaseException:
             self.close()
             raise
@@ -177,6 +182,7 @@ class RowFile:
         return found
 
     def __setitem__(self, rows: Any, values: Any) -> None:
+        self._check_writable()
         ids, values = self._numbers(rows), np.asarray(values)
         want = (len(ids), *self.shape[1:])
         good = values.shape == want and values.dtype == self.dtype
@@ -194,6 +200,15 @@ class RowFile:
         del copy
         return self[:].astype(dtype or self.dtype, copy=False)
 
+    def verify(self) -> None:
+        """Reads all rows, a partition at a time.
+
+        Raises:
+          DataFormatError: some are not those that were written.
+        """
+        for part in range(self.partitions):
+            self._read(part)
+
     def flush(self) -> int:
         """Makes what was written the newest state; returns its sequence number.
 
@@ -201,7 +216,9 @@ class RowFile:
 
         Raises:
           DiskFull: there is no room.
+          ValueError: the file was opened for reading only.
         """
+        self._check_writable()
         with files.disk_errors(self.path):
             self._give_up()
             os.fsync(self._file)
@@ -212,6 +229,10 @@ class RowFile:
         self._forget(0, 0)
         self.sequence, self._new[:] = self.sequence + 1, False
         return self.sequence
+
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise ValueError(f"{self.path} was opened for reading only: writable=False")
 
     def _numbers(self, rows: Any) -> np.ndarray:
         """Returns numbers of rows, none of which counts from the end."""

@@ -102,6 +102,7 @@ class StoredSampler(BlockSampler):
             "graph_bytes": self._store.num_bytes,
             "resident_bytes": self._resident.largest,
             "read_bytes": self._store.bytes_read,
+            "edge_bytes": self._store.edge_bytes_read,
         }
 
 

@@ -264,6 +264,7 @@ def _checkpoints(run: directory.RunDirectory) -> Iterator[Finding]:
     if not folder.is_dir():
         return
     names = sorted(path.name for path in folder.iterdir())
+    newest, rows = None, []
     if any(name.isdecimal() for name in names):
         from hpcjax import train  # starts JAX
 
@@ -278,9 +279,18 @@ def _checkpoints(run: directory.RunDirectory) -> Iterator[Finding]:
             else:
                 size = sum(file.size for file in held.files.values())
                 text = f"{len(held.leaves)} arrays, {size / 1e6:.3g} MB"
+                newest = held
                 yield Finding(part=part, verdict="ok", detail=text)
+        # Rows of older ones may be gone, and those of a living run are being written.
+        if newest is not None and not lock.is_held(run.path):
+            rows = [*train.examine_rows(folder, newest)]
+    for name, found in rows:
+        bad = isinstance(found, Exception)
+        part, verdict = f"{_CHECKPOINTS}/{name}", "bad" if bad else "ok"
+        yield Finding(part=part, verdict=verdict, detail=str(found))
+    known = {name.partition("/")[0] for name, _ in rows}
     for name in names:
-        if not name.isdecimal():
+        if not name.isdecimal() and name not in known:
             part = f"{_CHECKPOINTS}/{name}"
             yield Finding(part=part, verdict="note", detail=_leftover(run, name))
 

@@ -4,6 +4,7 @@ from .checkpoint import Restored as Restored
 from .checkpoint_files import examine_checkpoints as examine_checkpoints
 from .compose import compose as compose
 from .config import TrainConfig as TrainConfig
+from .disk_rows import examine_rows as examine_rows
 from .loop import accumulating as accumulating
 from .loop import fit as fit
 from .recorder import Recorder as Recorder

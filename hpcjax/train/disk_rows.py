@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from hpcjax.core.errors import ConfigError, DataFormatError, DataMissing
 from hpcjax.core.keys import derive
 from hpcjax.core.method import Batch, Totals
 from hpcjax.core.model import Model
+from hpcjax.train.manifest import Manifest
+from hpcjax.train.row_cache import list_row_leaves
 
 FOLDER, MARK = "rows", "rows"
 
@@ -100,6 +103,8 @@ class DiskRows:
             raise DataFormatError(
                 "rows of the checkpoint are not known: it has no mark"
             )
+        if not self.files:  # rows of no checkpoint, of a process that was killed
+            shutil.rmtree(self._folder, ignore_errors=True)
         key = derive(jax.random.key(seed), "init")
         for path, like in self._shapes.items() if not self.files else ():
             starts = range(0, like.shape[0], self._piece)
@@ -163,10 +168,39 @@ class DiskRows:
             yield start, rows, len(found)
 
     def _path(self, path: str) -> pathlib.Path:
-        return self._folder / path.replace("/", ".")
+        return self._folder / _name(path)
 
     def _enter(self, file: data.RowFile) -> data.RowFile:
         return self._opened.enter_context(file)
+
+
+def examine_rows(
+    directory: pathlib.Path, manifest: Manifest
+) -> Iterator[tuple[str, str | Exception]]:
+    """Reads the files of rows that belong to a checkpoint, if its table is on disk.
+
+    It changes nothing.
+
+    Args:
+      directory: of the checkpoints.
+      manifest: of the checkpoint.
+
+    Yields:
+      The path of each below the directory, with what it has, or else the error.
+    """
+    paths = list_row_leaves(manifest.leaves) if MARK in manifest.extra else ()
+    for name in (f"{FOLDER}/{_name(path)}" for path in paths):
+        state = manifest.extra[MARK]
+        try:
+            with data.RowFile(directory / name, state, writable=False) as file:
+                file.verify()
+                yield name, f"{file.dtype} {[*file.shape]}, state {state}"
+        except (ConfigError, DataMissing, DataFormatError) as error:
+            yield name, error
+
+
+def _name(path: str) -> str:
+    return path.replace("/", ".")
 
 
 def _count(

@@ -250,6 +250,38 @@ def _width(folder):
     return np.load(folder / "index.npz")["form"][1]
 
 
+def test_files_are_only_read_once_they_are_there(monkeypatch, tmp_path):
+    """By flags: a root's permissions do not hold for everybody."""
+    wanted, opened, flags = CONFIG.load(tmp_path).train.make(0, 0), os.open, []
+
+    def told(path, flag, *mode, **given):
+        flags.append(flag & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        return opened(path, flag, *mode, **given)
+
+    monkeypatch.setattr(os, "open", told)
+    own = CONFIG.load(tmp_path)
+    assert_same(own.train.make(0, 0), wanted)
+    own.validation.gather(np.arange(1))
+    assert {*flags} == {os.O_RDONLY}
+
+
+def test_nothing_is_left_of_a_build_that_failed_or_was_killed(monkeypatch, tmp_path):
+    def fail(*given, **named):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "savez", fail)
+        with pytest.raises(KeyboardInterrupt):
+            CONFIG.load(tmp_path)
+    assert [x.suffix for x in tmp_path.glob("*/*")] == [".lock"]
+    folder = CONFIG._find(tmp_path)
+    (folder / "index.npz").unlink()
+    (folder / "edges").write_bytes(b"half")
+    (folder / ".features.x").touch()  # of a process that has no end of its own
+    CONFIG.load(tmp_path).train.make(0, 0)
+    assert sorted(os.listdir(folder)) == ["edges", "features", "index.npz"]
+
+
 def test_a_full_disk_is_told_and_what_is_there_is_made_again(tmp_path):
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, most[1]))
@@ -258,6 +290,6 @@ def test_a_full_disk_is_told_and_what_is_there_is_made_again(tmp_path):
             CONFIG.load(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, most)
-    assert not [*tmp_path.rglob("index.npz")]
+    assert [x.suffix for x in tmp_path.glob("*/*")] == [".lock"]
     assert len(CONFIG.load(tmp_path).train) == 3
     assert os.listdir(tmp_path) == ["partitioned_graphs"]

@@ -223,6 +223,24 @@ def test_what_is_no_row_or_no_file_is_told(tmp_path):
             data.RowFile(tmp_path / "other")
 
 
+def test_a_file_that_is_only_read_is_opened_for_reading(monkeypatch, tmp_path):
+    """Of a root that is read-only."""
+    (file, held), opened = build(tmp_path / "rows"), os.open
+
+    def read_only(path, flags, *mode):
+        assert not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with data.RowFile(file.path, writable=False) as seen:
+        np.testing.assert_array_equal(seen[:], held)
+        for write in (seen.flush, lambda: seen.__setitem__([0], held[:1])):
+            with pytest.raises(ValueError, match="rows was opened for reading only"):
+                write()
+    with pytest.raises(AssertionError):
+        data.RowFile(file.path)
+
+
 def test_other_bytes_are_no_rows(tmp_path):
     file, held = build(tmp_path / "rows")
     content = bytearray(file.path.read_bytes())

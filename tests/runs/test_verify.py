@@ -6,9 +6,10 @@ import re
 import shutil
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from hpcjax import runs, train
+from hpcjax import data, runs, train
 from hpcjax.core import ConfigError
 from hpcjax.runs import _verify, cli, directory, execute, results
 from hpcjax.runs.metrics import Metrics
@@ -234,6 +235,37 @@ def test_a_checkpoint_without_manifest_is_bad_unless_it_was_trusted(run, steps):
     assert status == 0
     (run.path / "provenance.json").write_text("{")
     assert look(run)[1] == 5
+
+
+def test_rows_on_disk_are_those_of_the_newest_checkpoint(run):
+    folder, rows = run.path / "checkpoints", np.arange(20.0).reshape(10, 2)
+    path = folder / "rows" / "params.table"
+    with data.RowFile.build(path, [rows], (10, 2), "f8", 4) as file:
+        file[[0]] = rows[:1] + 1
+        saved = {"rows": file.flush()}
+        with train.Checkpoints(folder) as checkpoints:
+            checkpoints.save(4, {"params": {"table": jnp.zeros((1, 2))}}, saved)
+        file.flush()  # a killed run may be ahead of its checkpoint
+    found, status = look(run)
+    assert (found["checkpoints/rows/params.table"].verdict, status) == ("ok", 0)
+    assert "checkpoints/rows" not in found
+    whole = path.read_bytes()
+    place = whole.rindex(rows[8:].tobytes())
+    for damage, words in (
+        (lambda: os.truncate(path, len(whole) - 1), f"found {len(whole) - 1} bytes"),
+        (lambda: path.write_bytes(whole[:place]), "expected .* bytes: found"),
+        (
+            lambda: path.write_bytes(whole[:place] + b"?" + whole[place + 1 :]),
+            "expected partition 2 of state 3: found other bytes",
+        ),
+        (path.unlink, "no such file"),
+    ):
+        damage()
+        found, status = look(run)
+        told = found["checkpoints/rows/params.table"]
+        assert (told.verdict, status) == ("bad", 5)
+        assert re.search(words, told.detail)
+        path.write_bytes(whole)
 
 
 def trained(run):

@@ -163,8 +163,15 @@ def test_a_process_that_is_killed_loses_no_row(source, whole, tmp_path, step):
 
 
 def test_a_checkpoint_whose_rows_are_lost_is_refused(source, tmp_path):
-    begin(source, tmp_path, tiny.Records(), 2)
     table = tmp_path / "rows" / "params.table"
+    table.parent.mkdir()
+    (table.parent / ".params.table.x").touch()  # of a process that was killed
+    begin(source, tmp_path, tiny.Records(), 2)
+    assert not [*table.parent.glob(".*")]
+    ((_, manifest),) = train.examine_checkpoints(tmp_path)
+    told = dict(train.examine_rows(tmp_path, manifest))
+    assert {*told.values()} == {"float32 [60, 4], state 3"}
+    assert {*told} == {f"rows/{path.name}" for path in table.parent.iterdir()}
     kept = table.read_bytes()
     for spoil in (table.unlink, lambda: table.write_bytes(kept[:-1])):
         spoil()

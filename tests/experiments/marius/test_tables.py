@@ -81,8 +81,12 @@ def test_a_limit_is_of_the_bytes_that_files_have_and_an_epoch_is_read_alone():
 
 def test_what_died_has_counted_nothing():
     died = {"ended": 0.0, "refused": 1.0, "counted": 0.0, "told": 0.0}
+    died["edge_bytes"] = 0.0
     made = {
-        tables.FIFTH: {"ended": 1.0, "refused": 0.0, "counted": 101.0, "told": 100.0},
+        tables.FIFTH: {
+            **{"ended": 1.0, "refused": 0.0, "counted": 101.0, "told": 100.0},
+            "edge_bytes": 4.0,
+        },
         tables.SAMPLED: died,
         tables.RESIDENT: died,
     }
@@ -96,6 +100,8 @@ def test_what_died_has_counted_nothing():
         )
         for name, own in made.items()
     }
-    told = rows.verdicts(tables.LIMITED, tables.limited(runs))
+    table = tables.limited(runs)
+    assert table["off_rows"].sel(row=tables.FIFTH) == pytest.approx(3)
+    told = rows.verdicts(tables.LIMITED, table)
     assert all(verdict.holds for verdict in told.values())
     assert told["counted"].ours == pytest.approx(1)
