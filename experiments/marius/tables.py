@@ -372,7 +372,8 @@ LIMITED = Table(
         "small one. An epoch of GraphSAGE, 50,000 targets, five neighbours a layer. "
         "Resident: of features and edges, in buffers. MB read for training, by our "
         "count; off: by how many per cent it is not that of /proc/self/io, less what "
-        "opening the files reads; rows alone: if edges were not counted. Peak: most of RssAnon above that of the start, MB. "
+        "opening the files reads; rows alone: if edges were not counted. Peak: most of "
+        "RssAnon above that of the start, MB. "
         "Sampled_graph has it all in memory, as all resident has it from files."
     ),
     shows=(

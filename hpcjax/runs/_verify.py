@@ -188,6 +188,7 @@ def _metrics(
     part = "metrics.jsonl"
     path = run.path / part
     whole = [pathlib.Path(f.part) for f in checkpoints if f.verdict == "ok"]
+    whole = [path for path in whole if path.name.isdecimal()]  # no rows beside them
     due = max([*(int(found.name) for found in whole), _steps(_history(run))])
     if not path.exists():
         if due:
