@@ -45,7 +45,8 @@ class Finding:
 def verify(run_id: str, *, root: pathlib.Path | None = None) -> list[Finding]:
     """Reads everything that a run directory holds.
 
-    It reads all records, the whole result and all arrays of all checkpoints.
+    It reads all records, the whole result and all arrays of all checkpoints, and of the
+    newest whole one the rows that are on disk, unless a process writes them now.
     Checkpoints are compared with their manifests, the config with the recorded digest,
     and the records with the checkpoints that are whole; a run that is done must have
     records up to the last step of its result. A run that is done or has diverged must
