@@ -1,6 +1,7 @@
 """Checks of values in configs and arguments; imports no JAX."""
 
 import math
+import numbers
 import reprlib
 from collections.abc import Sequence
 from typing import Any
@@ -75,10 +76,11 @@ def require_on_grid(name: str, value: float, grid: Sequence[float]) -> None:
 def require_finite(minimum: float = -math.inf, **values: Any) -> None:
     """Raises ConfigError unless every value is finite and at least `minimum`.
 
-    Traced values, which `optax.inject_hyperparams` passes, are not checked.
+    Traced values, which `optax.inject_hyperparams` passes, are not checked; those of
+    NumPy are.
     """
     for name, value in values.items():
-        if isinstance(value, int | float):
+        if isinstance(value, numbers.Real):
             good = math.isfinite(value) and value >= minimum
             rule = "finite" if minimum == -math.inf else f"finite and >= {minimum:g}"
             require(good, f"{name} must be {rule}", **{name: value})
@@ -87,7 +89,7 @@ def require_finite(minimum: float = -math.inf, **values: Any) -> None:
 def require_positive(**values: Any) -> None:
     """Raises ConfigError unless every value that is not traced is finite and > 0."""
     for name, value in values.items():
-        if isinstance(value, int | float):
+        if isinstance(value, numbers.Real):
             good = math.isfinite(value) and value > 0
             require(good, f"{name} must be finite and > 0", **{name: value})
 
@@ -107,7 +109,7 @@ def require_float32(**values: Any) -> None:
     Traced values and schedules are not checked, but that they are none else.
     """
     for name, value in values.items():
-        if not isinstance(value, int | float):
+        if not isinstance(value, numbers.Real):
             known = callable(value) or hasattr(value, "dtype")
             require(known, f"{name} must be a number or a schedule", **{name: value})
         else:

@@ -127,7 +127,8 @@ class ChoiceAccuracy(NamedTuple):
     """Accuracy on multiple-choice questions.
 
     Attributes:
-      accuracy: share of questions whose true ending had the largest Σ log p.
+      accuracy: share of questions whose true ending had the largest Σ log p; NaN if
+        one is.
       normalized: likewise, with Σ log p divided by the ending's number of tokens.
       count: number of questions.
     """
@@ -156,7 +157,7 @@ def answer_choices(
       ConfigError: no question, an empty context or ending, an ending of `time` or more
         tokens, or an invalid index.
     """
-    correct = correct_normalized = count = 0
+    count, correct = 0, np.zeros(2)
     for context, endings, true in questions:
         lengths = [len(ending) for ending in endings]
         valid = context and lengths and min(lengths) > 0 and max(lengths) < time
@@ -174,9 +175,11 @@ def answer_choices(
             # none of them, as attention is causal.
             in_ending[len(text) - 1 - len(ending) : len(text) - 1] = True
         sums = -np.sum(np.asarray(losses(rows), np.float64), axis=1, where=scored)
-        correct += int(np.argmax(sums) == true)
-        correct_normalized += int(np.argmax(sums / lengths) == true)
+        chosen = np.array([np.argmax(sums), np.argmax(sums / lengths)])
+        # The largest of sums with NaN is the NaN, and maybe the true ending's.
+        correct += math.nan if np.isnan(sums).any() else chosen == true
         count += 1
     if not count:
         raise ConfigError("there are no questions")
-    return ChoiceAccuracy(correct / count, correct_normalized / count, count)
+    accuracy, normalized = (correct / count).tolist()
+    return ChoiceAccuracy(accuracy, normalized, count)

@@ -20,7 +20,7 @@ def token_cross_entropy(
 
     Args:
       logits: unnormalised log-probabilities, `[..., labels]`.
-      labels: class of each item, `[...]`.
+      labels: class of each item, `[...]`; another number than a class's gives NaN.
       label_smoothing: s, in [0, 1).
 
     Returns:
@@ -44,7 +44,8 @@ def token_cross_entropy(
     # log Σ exp z − Σ_c q_c z_c, without the [..., labels] array of log-probabilities.
     log_normaliser = jax.nn.logsumexp(wide, axis=-1)
     chosen = jnp.take_along_axis(wide, labels[..., None], axis=-1)[..., 0]
-    target = (1 - label_smoothing) * chosen
+    # Indices below zero would be those of the last classes.
+    target = (1 - label_smoothing) * jnp.where(labels < 0, jnp.nan, chosen)
     if label_smoothing:
         target = target + label_smoothing * jnp.mean(wide, axis=-1)
     return log_normaliser - target
@@ -90,6 +91,8 @@ def accuracy(
 ) -> Float[Array, ""]:
     """Returns the share of items whose label has the largest logit; of ties, the first.
 
+    It is NaN where logits are, as `error`.
+
     Args:
       logits: `[..., labels]`.
       labels: `[...]`.
@@ -100,8 +103,16 @@ def accuracy(
       0.75
     """
     _check_items(logits, labels)
-    right = jnp.argmax(logits, axis=-1) == labels
-    return weighted_mean(right.astype(jnp.float32), weights)
+    return _share(jnp.argmax(logits, axis=-1) == labels, logits, weights)
+
+
+def _share(
+    chosen: jax.Array, logits: jax.Array, weights: jax.Array | None
+) -> jax.Array:
+    """Returns the share of items that are chosen, NaN if a logit of one is."""
+    # The largest of logits with NaN is the NaN: often the first class, maybe the right.
+    lost = jnp.isnan(logits).any(axis=-1)
+    return weighted_mean(jnp.where(lost, jnp.nan, chosen.astype(jnp.float32)), weights)
 
 
 def error(
@@ -112,7 +123,7 @@ def error(
     """Returns 1 − `accuracy`: the share of items classified wrongly.
 
     Args:
-      logits: `[..., labels]`.
+      logits: `[..., labels]`; an item of which one is NaN makes the share NaN.
       labels: `[...]`.
       weights: `[...]`; None means all ones.
 
@@ -121,8 +132,7 @@ def error(
       0.25
     """
     _check_items(logits, labels)
-    wrong = jnp.argmax(logits, axis=-1) != labels
-    return weighted_mean(wrong.astype(jnp.float32), weights)
+    return _share(jnp.argmax(logits, axis=-1) != labels, logits, weights)
 
 
 def perplexity(mean_cross_entropy: Float[Array, "*batch"]) -> Float[Array, "*batch"]:

@@ -303,7 +303,8 @@ def efi(
     if method == "paper":
         return _paper_efi(members, climate)
     ranks = _rank(members, climate)
-    return jnp.mean(4 / math.pi * jnp.arcsin(jnp.sqrt(ranks)) - 1, axis=-1)
+    exact = jnp.mean(4 / math.pi * jnp.arcsin(jnp.sqrt(ranks)) - 1, axis=-1)
+    return jnp.where(jnp.isnan(climate).any(-1), jnp.nan, exact)
 
 
 def _rank(x: jax.Array, climate: jax.Array) -> jax.Array:

@@ -234,7 +234,7 @@ def percent_close(
     atol: float = 1e-8,
     weights: Float[Array, "..."] | None = None,
 ) -> Float[Array, ""]:
-    """Returns the percentage of points with |f − t| ≤ atol + rtol |t|.
+    """Returns the percentage of points with |f − t| ≤ atol + rtol |t|; NaN if one is.
 
     Args:
       forecast: f.
@@ -250,8 +250,15 @@ def percent_close(
     checks.require_finite(0.0, rtol=rtol, atol=atol)
     checks.require_same_shape(forecast=forecast, truth=truth)
     forecast, truth = widen(forecast, truth)
-    close = jnp.abs(forecast - truth) <= atol + rtol * jnp.abs(truth)
-    return 100 * weighted_mean(close.astype(truth.dtype), weights)
+    return 100 * weighted_mean(is_close(forecast, truth, rtol, atol), weights)
+
+
+def is_close(
+    forecast: jax.Array, truth: jax.Array, rtol: float, atol: float = 0.0
+) -> jax.Array:
+    """Returns 1 where |f − t| ≤ atol + rtol |t|, else 0; NaN where either is."""
+    apart = jnp.abs(forecast - truth)
+    return jnp.where(jnp.isnan(apart), apart, apart <= atol + rtol * jnp.abs(truth))
 
 
 def spread(

@@ -55,4 +55,4 @@ def dice(
     total = add(p) + add(t) + smooth
     # The inner `where` keeps 0 / 0 out of the branch that is not taken: its NaN would
     # otherwise reach the gradient.
-    return jnp.where(total > 0, common / jnp.where(total > 0, total, 1), 1)
+    return jnp.where(total == 0, 1, common / jnp.where(total == 0, 1, total))

@@ -12,6 +12,7 @@ from hpcjax.core.errors import ConfigError
 from hpcjax.core.method import Batch, Totals
 from hpcjax.metrics.classification import token_cross_entropy
 from hpcjax.metrics.crps import crps_gaussian
+from hpcjax.metrics.forecast import is_close
 from hpcjax.metrics.means import weighted_mean
 from hpcjax.metrics.segmentation import dice
 from hpcjax.metrics.structure import ms_ssim
@@ -89,7 +90,7 @@ def positive_totals(logits: Float[Array, "batch *places 2"], batch: Batch) -> To
     """
     labels, weight = batch["y"], _weigh(batch)
     losses, _ = _scores(logits, labels)
-    predicted = jnp.argmax(logits, axis=-1)
+    predicted = jnp.where(jnp.isnan(losses), losses, jnp.argmax(logits, axis=-1))
     each = {
         "loss": losses,
         "true": predicted * labels,
@@ -101,9 +102,13 @@ def positive_totals(logits: Float[Array, "batch *places 2"], batch: Batch) -> To
 
 
 def _scores(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns cross-entropies, and 1.0 where the largest logit is not the label's."""
-    wrong = (jnp.argmax(logits, axis=-1) != labels).astype(jnp.float32)
-    return token_cross_entropy(logits, labels), wrong
+    """Returns cross-entropies, and 1.0 where the largest logit is not the label's.
+
+    Both are NaN where the first is: the largest of logits with NaN says nothing.
+    """
+    losses = token_cross_entropy(logits, labels)
+    wrong = jnp.argmax(logits, axis=-1) != labels
+    return losses, jnp.where(jnp.isnan(losses), losses, wrong)
 
 
 def masked_language_totals(outputs: Any, batch: Batch) -> Totals:
@@ -193,6 +198,8 @@ def segmentation_totals(
         "overlap": 2 * jnp.sum(right[:, 1:], axis=1) / pixels,
         "area": jnp.sum(both[:, 1:], axis=1) / pixels,
     }
+    lost = jnp.isnan(entropy)
+    per_image = {n: jnp.where(lost, jnp.nan, each) for n, each in per_image.items()}
     sums = {name: jnp.sum(weight * values) for name, values in per_image.items()}
     return Totals(sums, jnp.sum(weight))
 
@@ -209,7 +216,7 @@ def click_totals(logits: Float[Array, " batch"], batch: Batch) -> Totals:
     weight = batch.get("weight", jnp.ones(labels.shape, jnp.float32))
     # log(1 + exp(z)) − y z: the sigmoid's logarithms, without their overflow.
     losses = jax.nn.softplus(logits) - labels * logits
-    wrong = (logits > 0) != (labels > 0)
+    wrong = jnp.where(jnp.isnan(losses), losses, (logits > 0) != (labels > 0))
     sums = {"loss": jnp.sum(weight * losses), "error": jnp.sum(weight * wrong)}
     return Totals(sums, jnp.sum(weight))
 
@@ -269,7 +276,7 @@ def gaussian_totals(outputs: Any, batch: Batch) -> Totals:
         "eecrps": jnp.abs(batch["efi"]) * crps,
         "distance": jnp.abs(apart),
         "square": error**2,
-        "inside": jnp.abs(error) <= _MIDDLE * std,
+        "inside": jnp.where(jnp.isnan(crps), crps, jnp.abs(error) <= _MIDDLE * std),
         "further": _square_further(outputs, batch),
         "variance": outputs.std**2,
         "spread": apart**2,
@@ -348,7 +355,7 @@ def field_totals(
     weight = batch.get("weight", jnp.ones(len(y), jnp.float32))
     points = {
         "loss": (outputs - y) ** 2,
-        "close": 100.0 * (jnp.abs(outputs - y) <= 0.01 * jnp.abs(y)),
+        "close": 100.0 * is_close(outputs, y, 0.01),
         "persistence": (x - y) ** 2,
     }
     sums = {

@@ -22,7 +22,7 @@ def _scale_to_param(update: Array, param: Array, axes: tuple[str, ...] = ()) -> 
     """Returns `update` with the norm of `param`, unchanged if that is zero."""
     length = norms.norm(param, axes)
     scaled = norms.rescale(update, norms.norm(update, axes), length)
-    return jnp.where(length > 0, scaled, update)
+    return jnp.where(length == 0, update, scaled)
 
 
 def scale_by_trust_ratio(

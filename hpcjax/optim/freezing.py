@@ -22,7 +22,10 @@ def freeze_at_random(
       seed: of the draws.
 
     Returns:
-      A transform without state, whose `update` also takes the keyword `step`.
+      A transform without state, whose `update` also needs the keyword `step`.
+
+    Raises:
+      TypeError: when traced, if `step` is missing.
     """
     checks.require_has("what cut_layers returns", ("paths", "numbers"), blocks=blocks)
     number, k = blocks.numbers(), len(blocks.paths)
@@ -31,8 +34,10 @@ def freeze_at_random(
         blocks.check(params)
         return optax.EmptyState()
 
-    def update(updates, state, params=None, *, step=0, **extra_args):
+    def update(updates, state, params=None, *, step=None, **extra_args):
         del params, extra_args
+        if step is None:  # all steps would draw the same
+            raise TypeError("freeze_at_random needs the step to draw for: step=")
         key = keys.derive(jax.random.key(seed), "freeze", step)
         kept = jax.random.bernoulli(key, (k + 1) / (2 * k), (k,))
         masked = {

@@ -81,13 +81,15 @@ def rescale(
 ) -> Float[Array, "*s"]:
     """Returns x·new/old, or zero if `old` is: x of norm `old` gets the norm `new`.
 
+    Of a norm that is NaN it is NaN, not zero, which nobody would notice.
+
     Examples:
       >>> rescale(jnp.array([3.0, 4.0]), jnp.array(5.0), jnp.array(10.0)).tolist()
       [6.0, 8.0]
     """
     # x/old first, then times new: the quotient new/old may overflow or underflow.
-    unit = x / jnp.where(old > 0, old, 1)
-    return jnp.where(old > 0, unit * new, 0).astype(x.dtype)
+    unit = x / jnp.where(old == 0, 1, old)
+    return jnp.where(old == 0, 0, unit * new).astype(x.dtype)
 
 
 def by_layer(
@@ -117,4 +119,5 @@ def cosine(x: Float[Array, "*s"], y: Float[Array, "*s"]) -> Float[Array, ""]:
     """
     x, y = x / power_of_two(x), y / power_of_two(y)
     both = jnp.sqrt(jnp.sum(x * x)) * jnp.sqrt(jnp.sum(y * y))
-    return jnp.where(both > 0, jnp.sum(x * y) / jnp.where(both > 0, both, 1), 0)
+    quotient = jnp.sum(x * y) / jnp.where(both == 0, 1, both)
+    return jnp.where(both == 0, 0, quotient)

@@ -33,7 +33,7 @@ class AdagradState(NamedTuple):
 def _divide(g: jax.Array, total: jax.Array, eps: float) -> jax.Array:
     """Returns g / (√s + ε), zero where both are."""
     root = jnp.sqrt(total) + eps
-    return g / jnp.where(root > 0, root, 1)
+    return g / jnp.where(root == 0, 1, root)
 
 
 def scale_by_adagrad(

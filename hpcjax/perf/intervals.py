@@ -9,7 +9,7 @@ DRAWS = 2000
 
 
 def median(rows: np.ndarray) -> np.ndarray:
-    """Returns the median of each row; infinite when a middle value is.
+    """Returns the median of each row; infinite when a middle value is, NaN when any is.
 
     Examples:
       >>> median(np.array([[1.0, 3.0], [2.0, np.inf]])).tolist()
@@ -17,7 +17,9 @@ def median(rows: np.ndarray) -> np.ndarray:
     """
     ordered = np.sort(rows, axis=1)
     count = ordered.shape[1]
-    return (ordered[:, (count - 1) // 2] + ordered[:, count // 2]) / 2
+    middle = (ordered[:, (count - 1) // 2] + ordered[:, count // 2]) / 2
+    # Sorted last, a NaN would pass for the largest value.
+    return np.where(np.isnan(ordered[:, -1]), np.nan, middle)
 
 
 def bootstrap_median(
@@ -34,8 +36,10 @@ def bootstrap_median(
       seed: of the resampling.
 
     Returns:
-      The lower and upper end.
+      The lower and upper end; NaN if a value is.
     """
+    if np.isnan(sample).any():
+        return np.nan, np.nan
     rng = np.random.Generator(np.random.Philox(seed))
     medians = np.sort(median(rng.choice(sample, size=(DRAWS, len(sample)))))
     tail = (1 - confidence) / 2

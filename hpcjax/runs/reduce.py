@@ -263,7 +263,10 @@ def stack(
 
 
 def interval(values: "xr.DataArray", column: str) -> dict[str, float]:
-    """Returns the median as a column of that name, and its 95 % bootstrap interval."""
+    """Returns the median as a column of that name, and its 95 % bootstrap interval.
+
+    All are NaN if a value is, such as that of a seed under which a run diverged.
+    """
     sample = values.values
     low, high = bootstrap_median(sample)
     return {
@@ -274,11 +277,14 @@ def interval(values: "xr.DataArray", column: str) -> dict[str, float]:
 
 
 def extent(values: "xr.DataArray", column: str) -> dict[str, float]:
-    """Returns the mean as a column of that name, with least and largest as interval."""
+    """Returns the mean as a column of that name, with least and largest as interval.
+
+    All are NaN if a value is, as of `interval`.
+    """
     return {
-        column: float(values.mean()),
-        f"{column}_low": float(values.min()),
-        f"{column}_high": float(values.max()),
+        column: float(values.mean(skipna=False)),
+        f"{column}_low": float(values.min(skipna=False)),
+        f"{column}_high": float(values.max(skipna=False)),
     }
 
 

@@ -1,5 +1,6 @@
 """Fixed points by mixing, and whether they have been found."""
 
+import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -59,7 +60,7 @@ def fixed_point(
     """
     checks.require_count(1, limit=limit)
     checks.require_positive(mixing=mixing)
-    good = not isinstance(mixing, int | float) or mixing <= 1
+    good = not isinstance(mixing, numbers.Real) or mixing <= 1
     checks.require(good, "mixing must be at most 1", mixing=mixing)
 
     def goes_on(state: FixedPoint) -> Bool[Array, ""]:

@@ -101,3 +101,13 @@ def test_losses_of_a_model_are_those_of_its_logits(chunk):
         inference.token_losses, inference.LanguageModel(params=params, model=own)
     )
     np.testing.assert_allclose(bound(tokens), expected, atol=1e-5)
+
+
+def test_a_model_without_numbers_answers_nothing():
+    def lost(rows):
+        return np.full((len(rows), 7), np.nan)
+
+    questions = [(CONTEXT, ENDINGS, 0)]  # the first is where the NaN is
+    found = inference.answer_choices(lost, questions, time=8)
+    assert np.isnan([found.accuracy, found.normalized]).all()
+    assert found.count == 1

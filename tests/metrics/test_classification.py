@@ -9,6 +9,7 @@ from hpcjax import metrics
 from hpcjax.metrics.means import weighted_mean
 
 EPS = np.finfo(np.float32).eps
+_OF_LABELS = {"actual", "persistence"}
 
 
 def oracle(logits, labels, smoothing=0.0):
@@ -95,3 +96,25 @@ def test_smoothing_outside_its_range_is_refused(smoothing):
         metrics.cross_entropy(
             jnp.zeros((1, 2)), jnp.array([0]), label_smoothing=smoothing
         )
+
+
+def test_logits_that_are_no_numbers_choose_no_class():
+    # The largest would be the first, and right.
+    logits, labels = jnp.full((3, 4), jnp.nan), jnp.zeros(3, jnp.int32)
+    assert jnp.isnan(metrics.accuracy(logits, labels))
+    assert jnp.isnan(metrics.error(logits, labels))
+    fields, pixels = jnp.ones((3, 2, 2, 1)), {"y": labels[:, None]}
+    for totals in (
+        metrics.label_totals(logits, {"y": labels}),
+        metrics.positive_totals(logits, {"y": labels}),
+        metrics.click_totals(logits[:, 0], {"y": labels}),
+        metrics.segmentation_totals(logits[:, None], pixels),
+        metrics.field_totals(logits.reshape(3, 2, 2, 1), {"x": fields, "y": fields}),
+    ):
+        told = {n: x for n, x in totals.sums.items() if n not in _OF_LABELS}
+        assert jnp.isnan(jnp.stack([*told.values()])).all(), told
+
+
+def test_a_label_below_zero_is_none_of_the_last_classes():
+    losses = metrics.token_cross_entropy(jnp.eye(3), jnp.array([-1, 1, 3]))
+    assert np.isnan(losses).tolist() == [True, False, True]

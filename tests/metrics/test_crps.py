@@ -306,3 +306,9 @@ def test_scores_without_an_index_are_left_out():
     assert float(metrics.eecrps(crps, index, some)) == pytest.approx(0.5 / 2)
     with pytest.raises(ValueError, match="21 quantiles"):
         metrics.efi(jnp.zeros(3), jnp.zeros(20), method="paper")
+
+
+def test_a_climate_with_a_gap_has_no_index():
+    usual = jnp.linspace(0.0, 1.0, 21).at[20].set(jnp.nan)
+    for method in ("exact", "paper"):
+        assert jnp.isnan(metrics.efi(jnp.array([0.99, 2.0]), usual, method=method))

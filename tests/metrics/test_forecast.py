@@ -283,3 +283,10 @@ def test_a_scalar_is_of_all_points():
     y = jnp.array([[0.0, 1.0], [2.0, 3.0]])
     every = metrics.crps_gaussian(jnp.zeros((2, 2)), jnp.ones((2, 2)), y)
     np.testing.assert_array_equal(metrics.crps_gaussian(0.0, 1.0, y), every)
+
+
+def test_what_is_no_number_is_neither_close_nor_far():
+    forecast, weights = jnp.array([jnp.nan, 1.0]), jnp.array([0.0, 1.0])
+    assert jnp.isnan(metrics.percent_close(forecast, jnp.ones(2), rtol=0.1))
+    found = metrics.percent_close(forecast, jnp.ones(2), rtol=0.1, weights=weights)
+    assert float(found) == 100

@@ -33,3 +33,8 @@ def test_dice_of_nothing_is_one_and_has_a_gradient():
     assert np.isfinite(gradient).all()
     with pytest.raises(ValueError, match="smooth=-1"):
         metrics.dice(empty, empty, smooth=-1.0)
+
+
+def test_dice_of_what_is_no_number_is_none():
+    nothing = jnp.full((1, 4, 2), jnp.nan)
+    assert jnp.isnan(metrics.dice(nothing, jnp.ones((1, 4, 2)))).all()

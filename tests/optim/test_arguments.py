@@ -3,6 +3,7 @@
 import inspect
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -123,3 +124,22 @@ def test_arguments_of_the_function_are_among_the_nearest():
 def test_a_config_that_is_called_tells_its_own_name():
     with pytest.raises(TypeError, match=r"^JorgeConfig\(\) .* mean 'update_every'\?$"):
         optim.JorgeConfig(update_evry=3)
+
+
+@pytest.mark.parametrize("scalar", [np.float32, np.float64])
+def test_numbers_of_numpy_are_checked_too(scalar):
+    for wrong in (
+        lambda: optim.sgd(scalar(-0.1)),
+        lambda: optim.adamw(0.1, b1=scalar(1.5)),
+        lambda: optim.clip_global_norm(scalar(np.nan)),
+        lambda: optim.add_weight_decay(scalar(-1)),
+    ):
+        with pytest.raises(core.ConfigError, match="must be"):
+            wrong()
+    assert optim.sgd(scalar(0.1)).init(WEIGHTS)
+
+
+def test_freezing_at_random_needs_the_step():
+    tx = optim.freeze_at_random(optim.Blocks((("kernel",),)), 0)
+    with pytest.raises(TypeError, match="step="):
+        tx.update(WEIGHTS, tx.init(WEIGHTS))

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from hpcjax import optim
+from hpcjax.optim import norms
 from tests.oracles import jorge as oracle
 
 SHAPES = {"a": (4, 6), "b": (6,), "c": (2, 2, 3, 5), "d": ()}
@@ -87,3 +88,17 @@ def test_extra_arguments_reach_both():
     tx = optim.graft(inner, inner)
     tx.update({"a": jnp.ones(2)}, tx.init({"a": jnp.ones(2)}), value=3)
     assert seen == [3, 3]
+
+
+def test_a_gradient_that_is_no_number_makes_no_step_of_zero():
+    bad, good = jnp.array([jnp.nan, 1.0]), jnp.ones(2)
+    assert jnp.isnan(norms.cosine(bad, good))
+    for tx in (
+        optim.graft(optax.identity(), optax.identity()),
+        optim.graft(optax.identity(), optax.identity(), layerwise=False),
+        optim.scale_by_trust_ratio(),
+    ):
+        assert jnp.isnan(tx.update(bad, tx.init(good), good)[0]).all()
+    for tx in (optim.scale_by_adagrad(), optim.scale_by_row_adagrad()):
+        _, state = tx.update(jnp.full(2, jnp.nan), tx.init(good))
+        assert jnp.isnan(tx.update(good, state)[0]).all()  # not the raw gradient

@@ -241,3 +241,10 @@ def test_a_row_without_a_text_has_the_empty_one():
     table = reduce.from_cells({"a": {"chosen": "2x4", "x": 1.0}, "b": {}})
     assert table["chosen"].values.tolist() == ["2x4", ""]
     assert np.isnan(table["x"].sel(row="b"))
+
+
+def test_a_seed_without_a_value_is_not_left_out():
+    values = xr.DataArray([0.9, np.nan, 0.8], dims="seed")
+    for found in (reduce.interval(values, "x"), reduce.extent(values, "x")):
+        assert [*found] == ["x", "x_low", "x_high"]
+        assert np.isnan([*found.values()]).all()
