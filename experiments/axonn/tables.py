@@ -272,7 +272,9 @@ def offloaded(rows: reduce.Rows) -> "xr.Dataset":
         }
         if "losses" in run:
             adamw, tiled = (
-                abs(run["losses"] / runs[f"{way}, N={count}"]["losses"] - 1).max()
+                abs(run["losses"] / runs[f"{way}, N={count}"]["losses"] - 1).max(
+                    skipna=False
+                )
                 for way in (ADAMW, TILED)
             )
             found = {"host": run["host"] / size, "distance": adamw, "cut": tiled}

@@ -318,10 +318,12 @@ def _losses(rows: reduce.Rows) -> "xr.Dataset":
         rate = name.split(", ")[1]
         apart = abs(last - rows[f"plain, {rate}"]["loss"].isel(step=-1))
         cells[name] = {
-            "first": float(row["loss"].isel(step=0).median()),
-            "last": float(last.median()),
-            "validation": float(row["val_loss"].isel(eval_step=-1).median()),
-            "apart": float(apart.max()),
+            "first": float(row["loss"].isel(step=0).median(skipna=False)),
+            "last": float(last.median(skipna=False)),
+            "validation": float(
+                row["val_loss"].isel(eval_step=-1).median(skipna=False)
+            ),
+            "apart": float(apart.max(skipna=False)),
         }
     return reduce.from_cells(cells)
 

@@ -250,7 +250,7 @@ def hyperplane(run: "xr.Dataset", mode: str) -> Cells:
         for each in (own, sync)
     )
     return {
-        "loss": own["loss"].isel(step=-1).median(),
+        "loss": own["loss"].isel(step=-1).median(skipna=False),
         **interval(own["loss"].isel(step=-1) / (target / 2), "over"),
         "seconds": own["total"].median(),
         **interval(there / base, "sooner"),

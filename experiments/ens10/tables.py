@@ -30,7 +30,7 @@ def _cells(run: "xr.Dataset", members: int, *, raw: bool) -> Cells:
     return {
         **reduce.interval(last["val_loss"], "crps"),
         **reduce.interval(last["val_eecrps"], "eecrps"),
-        "ssr": ratio.median(),
+        "ssr": ratio.median(skipna=False),
     }
 
 

@@ -41,7 +41,7 @@ def sizes(rows: reduce.Rows) -> "xr.Dataset":
 
     Networks are medians over their seeds.
     """
-    found = {name: row.median("seed") for name, row in rows.items()}
+    found = {name: row.median("seed", skipna=False) for name, row in rows.items()}
     peers = {name: found[name] for name in _PEERS}
     sz3 = peers["sz3"]
     natural = sz3.assign(ratio=sz3["ratio"].where(sz3["natural"] > 0, 0.0))

@@ -52,7 +52,9 @@ def _baseline(row: str) -> str:
 
 def _quality(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns perplexities, means over the seeds, and what GPTQ makes of them."""
-    mean = {name: float(row["perplexity"].mean()) for name, row in rows.items()}
+    mean = {
+        name: float(row["perplexity"].mean(skipna=False)) for name, row in rows.items()
+    }
     whole = mean["fp32"]
     found = {}
     for name, row in rows.items():

@@ -107,7 +107,7 @@ def links(rows: reduce.Rows) -> "xr.Dataset":
     scores = [rows[name].isel(eval_step=-1)["val_mrr"].values for name in rows][:2]
     lost = scores[0] - scores[1]
     error = lost.std(ddof=1) / np.sqrt(len(lost)) if len(lost) > 1 else np.inf
-    found["beta"]["gap"] = lost.mean() if lost.mean() > 3 * error else 0.0
+    found["beta"]["gap"] = 0.0 if lost.mean() <= 3 * error else lost.mean()
     return reduce.from_cells(found)
 
 
@@ -188,8 +188,9 @@ def nodes(rows: reduce.Rows) -> "xr.Dataset":
         took = [np.median(np.diff(reduce.first(x)["seconds"])) for x in (row, peer)]
         found[name] = {
             **reduce.extent(right, "accuracy"),
-            "lost": 100 * float((own["val_error"] - base["val_error"]).mean()),
-            "excess": float((loss - base["val_loss"]).mean()),
+            "lost": 100
+            * float((own["val_error"] - base["val_error"]).mean(skipna=False)),
+            "excess": float((loss - base["val_loss"]).mean(skipna=False)),
             "resident": 1.0,
             "time": took[0] / took[1],
         }

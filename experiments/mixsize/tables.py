@@ -33,7 +33,7 @@ def fashion(rows: reduce.Rows) -> "xr.Dataset":
                 accuracy = own["accuracy"].sel(statistics=each)
                 cells |= reduce.extent(accuracy, each)
             peer = rows[FIXED]["accuracy"].sel(test_size=size, statistics="calibrated")
-            cells["fixed"] = float(peer.mean())
+            cells["fixed"] = float(peer.mean(skipna=False))
             if size == BASE:
                 cells |= _pair(own["right"], rows[FIXED]["right"])
             found[f"{name}, {size} px"] = cells

@@ -245,8 +245,10 @@ def _count(variant: str = "") -> Runs:
 
 def _errors(values: "xr.DataArray", column: str) -> dict[str, float]:
     """Returns the mean, and what is two standard errors of it below and above."""
-    mean, count = float(values.mean()), values.size
-    wide = 2 * float(values.std(ddof=1)) / count**0.5 if count > 1 else 0.0
+    mean, count = float(values.mean(skipna=False)), values.size
+    wide = (
+        2 * float(values.std(ddof=1, skipna=False)) / count**0.5 if count > 1 else 0.0
+    )
     return {column: mean, f"{column}_low": mean - wide, f"{column}_high": mean + wide}
 
 

@@ -189,8 +189,8 @@ def _accuracy(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     for row, accuracy in final.items():
         table[row] = {
             **{f"seed_{own.seed:d}": float(own) for own in accuracy},
-            "mean": accuracy.mean(),
-            "lost": final["dense"].mean() - accuracy.mean(),
+            "mean": accuracy.mean(skipna=False),
+            "lost": final["dense"].mean(skipna=False) - accuracy.mean(skipna=False),
         }
         if row in ("gaussian_k", "ok_topk"):
             for name in ("selected", "kept"):
@@ -211,7 +211,7 @@ def _rows(config: str, seeds: tuple[int, ...]) -> dict[str, Runs]:
 def _off(counts: "xr.DataArray", k: float) -> float:
     """Returns the mean of |count - k| / k after warm-up."""
     late = counts.where(counts["step"] > WARM_UP, drop=True)
-    return float(abs(late / k - 1).mean())
+    return float(abs(late / k - 1).mean(skipna=False))
 
 
 @reduce.Number
@@ -295,7 +295,10 @@ FASHION = _accuracy_table(
 
 def _text(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     """Returns validation losses, means over seeds, and their ratio to dense."""
-    final = {row: float(run["val_loss"][..., -1].mean()) for row, run in rows.items()}
+    final = {
+        row: float(run["val_loss"][..., -1].mean(skipna=False))
+        for row, run in rows.items()
+    }
     table = reduce.from_cells({row: {"loss": loss} for row, loss in final.items()})
     return table.assign(ratio=table["loss"] / final["dense"])
 

@@ -303,7 +303,9 @@ def training(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
 @reduce.Number
 def _stale(table: "xr.Dataset") -> float:
     steps = table["steps_by_seed"]
-    return float((steps.sel(row="pipefisher") / steps.sel(row="fresh")).median())
+    return float(
+        (steps.sel(row="pipefisher") / steps.sel(row="fresh")).median(skipna=False)
+    )
 
 
 _SEEDS = (0, 1, 2, 3, 4)

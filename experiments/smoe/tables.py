@@ -42,7 +42,7 @@ def _name(row: str) -> str:
 def _medians(seeds: "xr.DataArray", column: str) -> Cells:
     """Returns the median over seeds, of all points with the least and largest."""
     spread = reduce.extent(seeds, column) if column == "close" else {}
-    return spread | {column: float(seeds.median())}
+    return spread | {column: float(seeds.median(skipna=False))}
 
 
 def _tuned(variant: str, *rates: str) -> Runs:

@@ -21,13 +21,14 @@ def compare(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     Rows are called "method, sparsity"; one without a sparsity is alone. Accuracies and
     differences are in points; weights are counted in thousands.
     """
-    dense = float(rows["dense"]["accuracy"].mean())
+    dense = float(rows["dense"]["accuracy"].mean(skipna=False))
     cells = {}
     for row, run in rows.items():
-        accuracy, kept = float(run["accuracy"].mean()), int(run["kept"].mean())
+        accuracy = float(run["accuracy"].mean(skipna=False))
+        kept = int(run["kept"].mean())
         cells[row] = {
             **reduce.extent(100 * run["accuracy"], "accuracy"),
-            "sparsity": 100 * run["sparsity"].mean(),
+            "sparsity": 100 * run["sparsity"].mean(skipna=False),
             "efficiency": 1e3 * sparsify.efficiency(accuracy, kept),
             "hard_efficiency": 1e3
             * sparsify.efficiency(_below_one(accuracy), kept, hard=True),
@@ -67,7 +68,9 @@ def _find_slack(
     """Returns the largest compressions of a row's method that lose little."""
     method = row.partition(", ")[0]
     found = {
-        float(run["size"].mean() / run["kept"].mean()): float(run["accuracy"].mean())
+        float(run["size"].mean() / run["kept"].mean()): float(
+            run["accuracy"].mean(skipna=False)
+        )
         for name, run in rows.items()
         if name.partition(", ")[0] == method
     }

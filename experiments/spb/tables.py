@@ -44,7 +44,7 @@ def quality(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
             **reduce.extent(100 * row["val_error"].isel(eval_step=-1), "error"),
             **reduce.extent(_last(row), "loss"),
             "share": share,
-            "full_loss": _last(full, done).mean(),
+            "full_loss": _last(full, done).mean(skipna=False),
         }
     table = reduce.from_cells(found)
     errors = [float(table["error"].sel(row=_full(name))) for name in found]

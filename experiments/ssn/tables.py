@@ -62,11 +62,11 @@ def _by_budget(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
         narrow = errors.get(f"narrow, {row.removeprefix('narrow, ')}")
         cells[row] = {
             **reduce.extent(own, "error"),
-            "above": (own - errors["unshared"]).mean(),
+            "above": (own - errors["unshared"]).mean(skipna=False),
         }
         if narrow is not None:
             gained = narrow - own
-            cells[row]["gained"] = gained.mean()
+            cells[row]["gained"] = gained.mean(skipna=False)
             cells[row]["surely_gained"] = _lower_bound(gained.values)
     return reduce.from_cells(cells)
 
@@ -96,10 +96,10 @@ def _digits(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
         own = run["accuracy"]
         cells[row] = {
             **reduce.extent(own, "accuracy"),
-            "below": (rows["unshared"]["accuracy"] - own).mean(),
+            "below": (rows["unshared"]["accuracy"] - own).mean(skipna=False),
             **_gains(row, rows),
             **{
-                name: run[name].mean()
+                name: run[name].mean(skipna=False)
                 for name in ("weights", "others", "mflop", "groups")
             },
         }
@@ -113,7 +113,7 @@ def _gains(row: str, rows: Mapping[str, "xr.Dataset"]) -> reduce.Cells:
     if trivial is None:
         return {}
     gained = rows[row]["accuracy"] - trivial["accuracy"]
-    return {"gained": gained.mean(), "sure": _lower_bound(gained.values)}
+    return {"gained": gained.mean(skipna=False), "sure": _lower_bound(gained.values)}
 
 
 # Weights of ResNet-8 of width 4 and of width 2 over those of width 16.

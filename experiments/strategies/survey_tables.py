@@ -162,7 +162,7 @@ def images(rows: reduce.Rows) -> "xr.Dataset":
         if "losses" in run:
             plain = reduce.first(rows[DP])["losses"].values
             own["beside"] = abs(run["losses"].values / plain - 1).max()
-            own["loss"] = run["losses"][-10:].mean()
+            own["loss"] = run["losses"][-10:].mean(skipna=False)
         cells[name] = own
     return reduce.from_cells(cells)
 

@@ -173,10 +173,10 @@ def accuracy(rows: Mapping[str, "xr.Dataset"]) -> "xr.Dataset":
     return reduce.from_cells(
         {
             name: {
-                "accuracy": run["accuracy"].mean(),
-                "least": run["accuracy"].min(),
-                "below": (base - run["accuracy"]).mean(),
-                "alone": run["alone"].mean(),
+                "accuracy": run["accuracy"].mean(skipna=False),
+                "least": run["accuracy"].min(skipna=False),
+                "below": (base - run["accuracy"]).mean(skipna=False),
+                "alone": run["alone"].mean(skipna=False),
             }
             for name, run in rows.items()
         }

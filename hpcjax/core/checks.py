@@ -25,6 +25,16 @@ def require(condition: bool, rule: str, **values: Any) -> None:
         raise ConfigError(f"{rule}: got {got}")
 
 
+def is_plain(value: Any) -> bool:
+    """Returns whether a value is a real number of Python or NumPy, to be compared.
+
+    Examples:
+      >>> is_plain(0.5), is_plain("0.5")
+      (True, False)
+    """
+    return isinstance(value, numbers.Real)
+
+
 def require_has(what: str, attributes: Sequence[str], **values: Any) -> None:
     """Raises ConfigError, "inner must be `what`", unless all have the attributes.
 
@@ -80,7 +90,7 @@ def require_finite(minimum: float = -math.inf, **values: Any) -> None:
     NumPy are.
     """
     for name, value in values.items():
-        if isinstance(value, numbers.Real):
+        if is_plain(value):
             good = math.isfinite(value) and value >= minimum
             rule = "finite" if minimum == -math.inf else f"finite and >= {minimum:g}"
             require(good, f"{name} must be {rule}", **{name: value})
@@ -89,7 +99,7 @@ def require_finite(minimum: float = -math.inf, **values: Any) -> None:
 def require_positive(**values: Any) -> None:
     """Raises ConfigError unless every value that is not traced is finite and > 0."""
     for name, value in values.items():
-        if isinstance(value, numbers.Real):
+        if is_plain(value):
             good = math.isfinite(value) and value > 0
             require(good, f"{name} must be finite and > 0", **{name: value})
 
@@ -109,7 +119,7 @@ def require_float32(**values: Any) -> None:
     Traced values and schedules are not checked, but that they are none else.
     """
     for name, value in values.items():
-        if not isinstance(value, numbers.Real):
+        if not is_plain(value):
             known = callable(value) or hasattr(value, "dtype")
             require(known, f"{name} must be a number or a schedule", **{name: value})
         else:

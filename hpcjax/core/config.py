@@ -25,7 +25,6 @@ import functools
 import importlib
 import inspect
 import math
-import numbers
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,7 +63,7 @@ class Above:
 
     def __call__(self, name: str, value: Any) -> None:
         """Raises ConfigError unless the rule holds."""
-        if isinstance(value, numbers.Real):
+        if checks.is_plain(value):
             good = self.bound < value < math.inf
             checks.require(
                 good, f"{name} must be finite and > {self.bound}", **{name: value}
@@ -80,7 +79,7 @@ class Within:
     def __call__(self, name: str, value: Any) -> None:
         """Raises ConfigError unless the rule holds."""
         low, high = (float(end) for end in self.interval[1:-1].split(","))
-        if isinstance(value, numbers.Real):
+        if checks.is_plain(value):
             above = value > low or (value == low and self.interval[0] == "[")
             below = value < high or (value == high and self.interval[-1] == "]")
             rule = f"{name} must be in {self.interval}"

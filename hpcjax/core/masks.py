@@ -131,7 +131,7 @@ def keep_largest(scores: Any, k: Count, *, at_least: int = 0) -> Any:
     are kept.
 
     Args:
-      scores: a tree of arrays, each of less than 2³¹ entries; None is passed over.
+      scores: a tree of arrays, of less than 2³¹ entries; None is passed over.
       k: how many, which may be traced; all, if there are not as many.
       at_least: entries that are kept of each leaf, 0 or 1.
 
@@ -142,6 +142,9 @@ def keep_largest(scores: Any, k: Count, *, at_least: int = 0) -> Any:
     for path, leaf in trees.flatten(scores).items():
         rule = f"{path or 'scores'} must have less than 2**31 entries"
         checks.require(leaf.size < LARGEST_LEAF, rule, size=leaf.size)
+    total = trees.num_params(scores)  # counts of leaves are added in int32
+    rule = "scores that are ranked together must be less than 2**31"
+    checks.require(total < LARGEST_LEAF, rule, size=total)
     leaves, structure = jax.tree.flatten(scores)
     if not leaves:
         return scores

@@ -1,6 +1,5 @@
 """Fixed points by mixing, and whether they have been found."""
 
-import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -60,8 +59,8 @@ def fixed_point(
     """
     checks.require_count(1, limit=limit)
     checks.require_positive(mixing=mixing)
-    good = not isinstance(mixing, numbers.Real) or mixing <= 1
-    checks.require(good, "mixing must be at most 1", mixing=mixing)
+    good = not checks.is_plain(mixing) or mixing <= 1
+    checks.require(bool(good), "mixing must be at most 1", mixing=mixing)
 
     def goes_on(state: FixedPoint) -> Bool[Array, ""]:
         last = state.residuals[jnp.maximum(state.iterations - 1, 0)]

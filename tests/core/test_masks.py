@@ -196,3 +196,6 @@ def test_what_cannot_be_asked_for_is_refused():
     large = jax.ShapeDtypeStruct((2**16, 2**15), jnp.float32)
     with pytest.raises(ConfigError, match="less than 2"):
         jax.eval_shape(lambda s: masks.keep_largest({"w": s}, 3), large)
+    half = jax.ShapeDtypeStruct((2**15, 2**15), jnp.float32)
+    with pytest.raises(ConfigError, match="together must be less than 2"):
+        jax.eval_shape(lambda s: masks.keep_largest({"a": s, "b": s}, 3), half)
