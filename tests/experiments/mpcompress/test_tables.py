@@ -131,6 +131,24 @@ def test_claims_between_stages_fail_for_what_they_deny(errors, failed):
     assert failing(found, tables.ACCURACY) == failed
 
 
+@pytest.mark.parametrize(
+    ("errors", "failed"),
+    [
+        ({}, set()),
+        ({tables.PLAIN: 0.6}, {"learnt", "grid", "quantized"}),
+        ({tables.WHOLE: 0.5475}, {"grid"}),
+        ({tables.FOUR: 0.57}, {"quantized"}),
+        ({tables.AUTO: 0.78}, {"autoencoder"}),
+        ({tables.WIDE: 0.58}, {"A2"}),
+    ],
+)
+def test_claims_on_a_grid_fail_for_what_they_deny(errors, failed):
+    likely = {tables.UNIGRAM: 0.81, tables.BIGRAM: 0.66}
+    likely |= {tables.AUTO: 0.64, tables.WIDE: 0.56, tables.TOP: 0.78}
+    found = build(tables.GRID, likely | errors)
+    assert failing(found, tables.GRID) == failed
+
+
 def test_intervals_are_two_standard_errors_wide():
     found = tables._errors(xr.DataArray([1.0, 2.0, 3.0]), "rise")
     wide = 2 / np.sqrt(3)
