@@ -26,20 +26,22 @@ def network(codec=LEARNT, model=LM, tensor=1):
 
 
 def on_one_device(model):
-    """The same parameters, with the codec between the two blocks."""
+    """The same parameters, with the codec before the last of the blocks."""
     cut = model.cut()
 
     def apply(params, state, x, **_):
         rest = {name: leaf for name, leaf in params.items() if name != cut.stack}
-        first, second = (
-            jax.tree.map(lambda w, at=at: w[at], params[cut.stack]) for at in (0, 1)
+        stack = dict(params[cut.stack])
+        learnt, end = stack.pop("codecs", {}), len(jax.tree.leaves(stack)[0]) - 1
+        *before, last = (
+            jax.tree.map(lambda w, at=at: w[at], stack) for at in range(end + 1)
         )
-        learnt = second.pop("codecs", {})
-        first.pop("codecs", None)
-        second = fold_sums(second, learnt)
-        y = cut.block(first, cut.first(rest, x))
-        code = cut.between.encode(rest, y, 1, None)
-        y = cut.block(second, cut.between.decode(rest, code, y, 1))
+        y = cut.first(rest, x)
+        for block in before:
+            y = cut.block(block, y)
+        code = cut.between.encode(rest, y, end, None)
+        last = fold_sums(last, jax.tree.map(lambda w: w[end], learnt))
+        y = cut.block(last, cut.between.decode(rest, code, y, end))
         return cut.last(rest, y), state
 
     return model._replace(apply=apply, cut=None)
@@ -55,17 +57,18 @@ def fold_sums(block, learnt):
     return block
 
 
-def composed(schedule, tensor, codec):
-    """A task, its devices, and a batch on them."""
+def composed(schedule, tensor, codec, stages=PIPE.stages):
+    """A task of stages of one block, its devices, and a batch on them."""
     own = data.noise_tokens(ROWS, CONTEXT, TOKENS, seed=0)
-    model = LM.make((CONTEXT,), TOKENS)
-    model = model if codec is None else network(codec, tensor=tensor)
+    model = dataclasses.replace(LM, depth=stages).make((CONTEXT,), TOKENS)
+    model = model if codec is None else codec.apply_between(model, stages, tensor)
     parallel, devices = None, 1
     if schedule is None:
         model = on_one_device(model)
     else:
-        parallel = dataclasses.replace(PIPE, schedule=schedule, tensor=tensor)
-        devices = PIPE.stages * tensor
+        sizes = {"stages": stages, "tensor": tensor}
+        parallel = dataclasses.replace(PIPE, schedule=schedule, **sizes)
+        devices = stages * tensor
     method = train.compose(
         model,
         own,
@@ -82,9 +85,9 @@ def composed(schedule, tensor, codec):
 
 
 @functools.cache
-def trained(schedule, tensor=1, codec=LEARNT):
+def trained(schedule, tensor=1, codec=LEARNT, stages=PIPE.stages):
     """Parameters after a step, its loss, and sums of a validation."""
-    task, mesh, batch = composed(schedule, tensor, codec)
+    task, mesh, batch = composed(schedule, tensor, codec, stages)
     state = train.init_state(task, 0, mesh)
     state, metrics = train.train_step(task, mesh, state)(state, batch)
     totals = train.eval_step(task, mesh)(state.params, state.model_state, batch)
@@ -95,11 +98,17 @@ def trained(schedule, tensor=1, codec=LEARNT):
 @pytest.mark.slow
 @pytest.mark.acceptance("mpcompress", 9)
 @pytest.mark.parametrize(
-    ("schedule", "tensor"), [("gpipe", 1), ("one_f_one_b", 1), ("one_f_one_b", 2)]
+    ("schedule", "tensor", "stages"),
+    [
+        *(("gpipe", 1, 2), ("one_f_one_b", 1, 2), ("one_f_one_b", 2, 2)),
+        # The last of three stages alone is sent codes, the second its input whole.
+        *(("gpipe", 1, 3), ("one_f_one_b", 1, 3)),
+    ],
 )
-def test_autoencoders_of_stages_train_as_on_one_device(schedule, tensor):
-    ours, loss, sums = trained(schedule, tensor)
-    theirs, wanted, whole = trained(None, tensor)
+def test_autoencoders_of_stages_train_as_on_one_device(schedule, tensor, stages):
+    codec = dataclasses.replace(LEARNT, start=stages - 1)
+    ours, loss, sums = trained(schedule, tensor, codec, stages)
+    theirs, wanted, whole = trained(None, tensor, codec, stages)
     assert ours.keys() == theirs.keys()
     assert ours["codecs/stages/encoder"].shape == (1, 3, 8)
     assert ("blocks/codecs/mlp/down/encoder" in ours) == (tensor == 2)
