@@ -12,9 +12,15 @@ from experiments.gnn.names import (
     ALONE,
     BY_EDGE,
     DENSE,
+    HEADS,
+    HOPS,
+    KERNELS,
+    LAYERS,
     MATRICES,
     ONCE,
     ONE_BY_ONE,
+    POOLED,
+    STEPS,
     UNMOVED,
 )
 from hpcjax import graphs, perf
@@ -34,20 +40,15 @@ def _matrices(*names: str) -> Callable[[int], Shapes]:
     return lambda k: {**dict.fromkeys(names, (k, k)), "bias": (k,)}
 
 
-def _gat(k: int) -> Shapes:
-    return {"kernel": (k, 1, k), "receiver": (1, k), "sender": (1, k), "bias": (k,)}
+def _gat(k: int, heads: int = 1) -> Shapes:
+    ends = dict.fromkeys(("receiver", "sender"), (heads, k))
+    return {"kernel": (k, heads, k), **ends, "bias": (heads * k,)}
 
 
-def _monet(k: int) -> Shapes:
-    found: Shapes = {"kernel": (k, 1, k), "bias": (k,)}
-    return (
-        found
-        | {"places": (2, 2), "places_bias": (2,)}
-        | {
-            "mean": (1, 2),
-            "precision": (1, 2),
-        }
-    )
+def _monet(k: int, kernels: int = 1) -> Shapes:
+    found: Shapes = {"kernel": (k, kernels, k), "bias": (k,)}
+    found |= {"places": (2, 2), "places_bias": (2,)}
+    return found | dict.fromkeys(("mean", "precision"), (kernels, 2))
 
 
 def _edge_conv(k: int) -> Shapes:
@@ -67,6 +68,21 @@ def _by_edge(graph: graphs.Graph, x: jax.Array, params: Params) -> jax.Array:
     )
     sent = shares[:, None] * sent
     return graphs.segment_sum(sent, graph.receivers, graph.vertices, is_sorted=True)
+
+
+def _pooled(graph: graphs.Graph, x: jax.Array, params: Params) -> jax.Array:
+    """GraphSAGE whose pool projects what each edge sends, not what vertices have."""
+    sent = jax.nn.relu(x[graph.senders] @ params["pool"] + params["pool_bias"])
+    ends = graph.receivers, graph.vertices
+    largest = graphs.segment_max(sent, *ends, is_sorted=True)
+    own = graphs.project(x, params["self"]) + params["bias"]
+    return own + largest @ params["neighbors"]
+
+
+def _layers(graph: graphs.Graph, x: jax.Array, params: Params, *, t: int) -> jax.Array:
+    for _ in range(t):
+        x = jax.nn.relu(graphs.gcn(graph, x, params))
+    return x
 
 
 def _dense(graph: graphs.Graph, x: jax.Array, params: Params) -> jax.Array:
@@ -109,15 +125,27 @@ _CONTROLS: Mapping[str, Layer] = {
     DENSE: Layer(_dense, _matrices("kernel")),
     ONE_BY_ONE: Layer(_one_by_one, _matrices("kernel")),
     UNMOVED: Layer(graphs.gnn_layer("sage"), _matrices("self")),
-    ONCE: Layer(
-        functools.partial(graphs.gnn_layer("appnp", "global"), steps=1),
-        _matrices("kernel"),
+    POOLED: Layer(
+        _pooled,
+        lambda k: _matrices("self", "neighbors", "pool")(k) | {"pool_bias": (k,)},
     ),
+}
+_APPNP = graphs.gnn_layer("appnp", "global")
+_REPEATED: Mapping[str, Callable[[int], Layer]] = {
+    HOPS: lambda t: Layer(functools.partial(graphs.sgc, powers=t), _SHAPES["sgc"]),
+    STEPS: lambda t: Layer(functools.partial(_APPNP, steps=t), _SHAPES["appnp"]),
+    # A control: whatever t, the loop is counted as if it ran once.
+    ONCE: lambda _: Layer(functools.partial(_APPNP, steps=1), _SHAPES["appnp"]),
+    LAYERS: lambda t: Layer(functools.partial(_layers, t=t), _SHAPES["gcn"]),
+    KERNELS: lambda t: Layer(graphs.monet, lambda k: _monet(k, t)),
+    HEADS: lambda t: Layer(graphs.gat, lambda k: _gat(k, t)),
 }
 
 
-def layer_of(name: str) -> Layer:
-    """Returns a layer or control by the name of its row."""
+def layer_of(name: str, t: int = 1) -> Layer:
+    """Returns a layer or control by the name of its row, of t repetitions if it has."""
+    if name in _REPEATED:
+        return _REPEATED[name](t)
     if name in _CONTROLS:
         return _CONTROLS[name]
     kind = name.removesuffix(MATRICES)

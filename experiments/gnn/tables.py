@@ -7,6 +7,8 @@ from experiments.gnn.exchanges import GRAPHS, METHODS, PEERS, SCHEMES, UNTOLD
 from experiments.gnn.names import (
     BY_EDGE,
     DENSE,
+    HOPS,
+    KERNELS,
     KINDS,
     LOCAL,
     LOGS,
@@ -15,9 +17,13 @@ from experiments.gnn.names import (
     ONCE,
     ONE_BY_ONE,
     OWN,
+    POOLED,
+    REPEATED,
+    STEPS,
     TERMS,
     UNMOVED,
     WAYS,
+    WIDER,
 )
 from hpcjax.runs import reduce
 from hpcjax.runs.pictures import Bars, Dots
@@ -28,7 +34,8 @@ if TYPE_CHECKING:
     import numpy as np
     import xarray as xr
 
-_PROJECTED = [name for name in OWN if name != "edge_conv"]
+_OF_EDGES = "edge_conv", POOLED
+_PROJECTED = [name for name in OWN if name not in (*_OF_EDGES, *REPEATED)]
 
 
 def work_depth(rows: reduce.Rows) -> "xr.Dataset":
@@ -45,6 +52,11 @@ def work_depth(rows: reduce.Rows) -> "xr.Dataset":
             "backward": own["backward"],
             "compiled": own["compiled"],
         }
+        if name in (*REPEATED, ONCE):
+            for term in ("mk", "nk²"):
+                found[name][f"each {term}"] = own["each"].sel(term=term).round(3)
+            for log in LOGS[:2]:
+                found[name][f"each {log}"] = own["each_depth"].sel(log=log).round(3)
     for name in run["start"].values:
         found.setdefault(str(name), {})["distance"] = run["distance"].sel(start=name)
     return reduce.from_cells(found)
@@ -65,7 +77,8 @@ WORK_DEPTH = Table(
         "worst: of the fits, the farthest. with gradients: work over a forward "
         "pass's; XLA's: over the operations of one compiled shape, which counts no "
         "gather and the body of a loop once. sgc: two hops; one head, one kernel, one "
-        "stack; appnp: 10 steps. matrices: products with a sparse adjacency, two "
+        "stack; appnp: 10 steps. t: 1 to 4 hops, steps, layers, kernels or heads, "
+        "drawn; t mk: of each. matrices: products with a sparse adjacency, two "
         "operations for an entry. from PPNP: over 0.9^t, at most."
     ),
     shows=(
@@ -87,6 +100,10 @@ WORK_DEPTH = Table(
         "backward": "with gradients",
         "compiled": "XLA's",
         "distance": "from PPNP",
+        "each mk": "t mk",
+        "each nk²": "t nk²",
+        "each log k": "t log k",
+        "each log d": "t log d",
         "m": "m",
         "n": "n",
         "steps 1": "depth else",
@@ -114,9 +131,15 @@ WORK_DEPTH = Table(
             "appnp": cell("distance", "appnp")
             .at_most(1.001, "distance of APPNP from PPNP over 0.9^t, the most")
             .fails({"appnp": NO_RETURN}),
-            "edges": cell("mk²", "edge_conv")
-            .at_least(1.0, "mk² of the layer whose products are of edges")
-            .fails({"edge_conv": "gat"}),
+            "edges": least("mk²", *_OF_EDGES)
+            .at_least(1.0, "mk² of layers whose products are of edges, the least")
+            .fails({"edge_conv": "gat"}, {POOLED: "sage"}),
+            "hops": least("each mk", *REPEATED)
+            .at_least(1.99, "mk of each of t hops, layers, kernels or heads, the least")
+            .fails({STEPS: ONCE}),
+            "wider": least("each nk²", *WIDER)
+            .at_least(1.99, "nk² of each of t layers, kernels or heads, the least")
+            .fails({KERNELS: HOPS}),
             "depth": most("steps", *OWN)
             .at_most(1.0, "steps that logarithms miss, the most")
             .fails({"gcn": ONE_BY_ONE}),

@@ -11,6 +11,8 @@ from experiments.gnn.names import (
     MOVED,
     NAMES,
     NO_RETURN,
+    ONCE,
+    REPEATED,
     TERMS,
     UNMOVED,
 )
@@ -25,7 +27,7 @@ class Config(config.Config):
     """Shapes at which programs are counted.
 
     Attributes:
-      points: of vertices, edges, widths and degrees, drawn.
+      points: of vertices, edges, widths, degrees and repetitions, drawn.
       seed: of the draws.
     """
 
@@ -34,6 +36,8 @@ class Config(config.Config):
         "work": "model term: coefficients of a forward pass's work",
         "work_off": "model: of the work, the farthest that the fit is from it",
         "depth": "model log: coefficients of a forward pass's depth",
+        "each": "model term: the same of each repetition, where there are any",
+        "each_depth": "model log: likewise",
         "depth_off": "model: steps that the fit is from it, the farthest",
         "backward": "model: work with gradients over a forward pass's, a third of them",
         "compiled": "model: work over XLA's operations of one shape, compiled",
@@ -62,6 +66,7 @@ def run(cfg: Config, ctx: "runs.Context") -> Mapping[str, Any]:
             n * 2 ** rng.integers(1, 6, cfg.points),
             2 ** rng.integers(2, 9, cfg.points),
             2 ** rng.integers(1, 7, cfg.points),
+            rng.integers(1, 5, cfg.points),
         ]
     )
     rows = [_measure(name, points) for name in NAMES]
@@ -76,40 +81,57 @@ def _measure(name: str, points: np.ndarray) -> tuple[Any, ...]:
     """Returns the figures of a layer."""
     from experiments.gnn import layers
 
-    layer = layers.layer_of(name)
     sizes = [tuple(map(int, point)) for point in points.T]
-    forward = [layers.count(layer, *each) for each in sizes]
-    both = [layers.count(layer, *each, backward=True) for each in sizes[::3]]
+    own = [(layers.layer_of(name, t), *size) for *size, t in sizes]
+    forward = [layers.count(*each) for each in own]
+    both = [layers.count(*each, backward=True) for each in own[::3]]
     free = MOVED if name == UNMOVED else ()
     work = np.array(
         [c.work - sum(c.by_operator.get(each, 0) for each in free) for c in forward],
         float,
     )
     depth = np.array([each.depth for each in forward], float)
-    terms, off = fit_work(points, work)
-    logs, steps = fit_depth(points, depth)
+    told = points if name in (*REPEATED, ONCE) else points[:4]
+    (terms, each), off = fit_work(told, work)
+    (logs, each_depth), steps = fit_depth(told, depth)
     more = np.mean([b.work / f.work for b, f in zip(both, forward[::3], strict=True)])
-    return terms, off, logs, steps, more, layers.over_compiled(layer)
+    compiled = layers.over_compiled(layers.layer_of(name))
+    return terms, off, logs, each, each_depth, steps, more, compiled
 
 
 def fit_work(points: np.ndarray, work: np.ndarray) -> tuple[np.ndarray, float]:
     """Returns coefficients of TERMS, none below 0, and the farthest relative residual.
 
     Args:
-      points: n, m, k and d, [4, points].
+      points: n, m, k and d, and t if some terms may come t times, [4 or 5, points].
       work: counted, [points].
+
+    Returns:
+      Coefficients [2, terms], of those that come once and t times, and the residual.
     """
     from scipy.optimize import nnls
 
-    n, m, k, _ = points.astype(float)
+    n, m, k, _, *t = points.astype(float)
     terms = np.stack([m * k, m * k**2, n * k, n * k**2, m, n], axis=1)
-    fitted, _ = nnls(terms / work[:, None], np.ones(len(work)))
-    return fitted, float(np.abs(terms @ fitted / work - 1).max())
+    terms = _repeat(terms, t)
+    shares = terms / work[:, None]
+    scale = np.linalg.norm(shares, axis=0)  # or steps of the search are too many
+    fitted = nnls(shares / scale, np.ones(len(work)), maxiter=10_000)[0] / scale
+    return _by_part(fitted, TERMS), float(np.abs(terms @ fitted / work - 1).max())
 
 
 def fit_depth(points: np.ndarray, depth: np.ndarray) -> tuple[np.ndarray, float]:
-    """Returns coefficients of LOGS, and by how many steps the farthest is off."""
+    """Returns coefficients of LOGS as `fit_work` does, and the most steps off."""
     logs = np.log2(points[[2, 3, 0]].astype(float))
-    terms = np.stack([*logs, np.ones(len(depth))], axis=1)
+    terms = _repeat(np.stack([*logs, np.ones(len(depth))], axis=1), points[4:])
     fitted = np.linalg.lstsq(terms, depth, rcond=None)[0]
-    return fitted, float(np.abs(terms @ fitted - depth).max())
+    return _by_part(fitted, LOGS), float(np.abs(terms @ fitted - depth).max())
+
+
+def _repeat(terms: np.ndarray, t: Any) -> np.ndarray:
+    return np.concatenate([terms, *(terms * each[:, None] for each in t)], axis=1)
+
+
+def _by_part(fitted: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+    """Returns coefficients of what comes once and of what comes t times, or zeros."""
+    return np.append(fitted, np.zeros(2 * len(names) - len(fitted))).reshape(2, -1)

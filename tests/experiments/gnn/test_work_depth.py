@@ -18,11 +18,13 @@ def test_a_fit_finds_what_was_planted():
     points = draw(30)
     n, m, k, d = points.astype(float)
     planted = 3 * m * k + 2 * n * k**2 + 7 * m
-    found, off = work_depth.fit_work(points, planted)
+    (found, none), off = work_depth.fit_work(points, planted)
+    assert not none.any()
     np.testing.assert_allclose(found, [3, 0, 0, 2, 7, 0], atol=1e-6)
     assert off < 1e-9
     assert work_depth.fit_work(points, planted + n**2 * k)[1] > 0.05
-    logs, steps = work_depth.fit_depth(points, np.log2(k) + 3 * np.log2(d) + 5)
+    (logs, none), steps = work_depth.fit_depth(points, np.log2(k) + 3 * np.log2(d) + 5)
+    assert not none.any()
     np.testing.assert_allclose(logs, [1, 3, 0, 5], atol=1e-9)
     assert steps < 1e-9
     assert work_depth.fit_depth(points, k)[1] > 1
@@ -32,11 +34,11 @@ def test_a_fit_finds_what_was_planted():
 def test_a_layer_that_projects_edges_has_a_factor_of_the_width_more():
     points = draw(8, seed=1)
     found = {}
-    for name in ("gat", names.BY_EDGE, "edge_conv"):
+    for name in ("gat", names.BY_EDGE, "edge_conv", names.POOLED):
         layer = layers.layer_of(name)
         counts = [layers.count(layer, *map(int, p)) for p in points.T]
         work = np.array([count.work for count in counts], float)
-        terms, off = work_depth.fit_work(points, work)
+        (terms, _), off = work_depth.fit_work(points, work)
         assert off < 0.01
         found[name] = dict(zip(TERMS, terms, strict=True))
     assert found["gat"]["mk²"] < 1e-3
@@ -44,6 +46,8 @@ def test_a_layer_that_projects_edges_has_a_factor_of_the_width_more():
     # Two products of each edge, and of edge_conv one of twice the width and one.
     assert found[names.BY_EDGE]["mk²"] == pytest.approx(4, rel=1e-3)
     assert found["edge_conv"]["mk²"] == pytest.approx(6, rel=1e-3)
+    assert found[names.POOLED]["mk²"] == pytest.approx(2, rel=1e-3)
+    assert found[names.POOLED]["nk²"] == pytest.approx(4, rel=1e-3)
 
 
 @pytest.mark.acceptance("gnn-parallelism", 7)
@@ -54,12 +58,45 @@ def test_matrices_have_the_terms_of_their_steps():
         layer = layers.layer_of(name)
         counts = [layers.count(layer, *map(int, p)) for p in points.T]
         work = np.array([count.work for count in counts], float)
-        terms, off = work_depth.fit_work(points, work)
+        (terms, _), off = work_depth.fit_work(points, work)
         assert off < 0.01
         found[name] = terms[TERMS.index("mk")]
         assert terms[TERMS.index("mk²")] < 1e-3
     # Two operations of an entry by each step.
     assert list(found.values()) == pytest.approx([2, 4, 20, 2], rel=1e-3)
+
+
+@pytest.mark.acceptance("gnn-parallelism", 7)
+@pytest.mark.parametrize(
+    ("name", "mk", "nk2", "once", "logs"),
+    [
+        (names.HOPS, 3, 0, 2, (0, 1)),  # m L k + n k², log k + L log d
+        (names.STEPS, 2, 0, 2, (0, 1)),
+        (names.ONCE, 0, 0, 2, (0, 0)),
+        (names.LAYERS, 3, 2, 0, (1, 1)),
+        (names.KERNELS, 3, 2, 0, (0, 0)),
+        (names.HEADS, 3, 2, 0, (0, 0)),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_terms_of_each_repetition_are_told_from_those_that_come_once(
+    name, mk, nk2, once, logs
+):
+    points = draw(24, seed=3)
+    points = np.stack([*points, np.random.default_rng(4).integers(1, 5, 24)])
+    counts = [
+        layers.count(layers.layer_of(name, t), *size) for *size, t in points.T.tolist()
+    ]
+    (terms, each), off = work_depth.fit_work(
+        points, np.array([count.work for count in counts], float)
+    )
+    assert off < 0.01
+    found = each[TERMS.index("mk")], each[TERMS.index("nk²")], terms[TERMS.index("nk²")]
+    assert found == pytest.approx((mk, nk2, once), abs=0.01)
+    depth = np.array([count.depth for count in counts], float)
+    (_, each), steps = work_depth.fit_depth(points, depth)
+    assert steps < 2
+    assert each[:2] == pytest.approx(logs, abs=0.3)
 
 
 def test_a_control_of_appnp_leaves_its_bound():
