@@ -49,7 +49,8 @@ def dataflow(fn: Callable[..., Any], *args: Any) -> Dataflow:
 
     Inner functions, `custom_vjp` rules and rematerialised parts are inlined, the body
     of a scan once, with its number of executions, and of a branch the one with the most
-    operations. What only reshapes is no operator.
+    operations and elements that are gathered or scattered. What only reshapes is no
+    operator.
     Constants within an operator are not counted.
 
     Args:
@@ -170,18 +171,25 @@ class _Lister(Reader[str]):
         return results
 
     def _cond(self, eqn: Any, inputs: list[str]) -> list[str]:
-        """Adds the branch with the most operations, whichever is taken."""
+        """Adds the branch with the most to do, whichever is taken."""
         found = []
         for branch in eqn.params["branches"]:
             reader = _Lister()
             reader.read(branch.jaxpr, [*map(reader.new, branch.jaxpr.invars)])
-            found.append(sum(each.times * each.flops for each in reader.operators))
+            every = (each.times * reader.effort(each) for each in reader.operators)
+            found.append(sum(every))
         dearest = eqn.params["branches"][found.index(max(found))]
         parts = self.read(dearest.jaxpr, inputs[1:])
         # One view of all results: what is taken depends on the choice.
         results = [self.new(variable) for variable in eqn.outvars]
         self._view("cond_results", [inputs[0], *parts], results)
         return results
+
+    def effort(self, own: Operator) -> int:
+        """Returns operations, and elements that are gathered or scattered."""
+        if own.name.startswith("scatter"):
+            return self.tensors[own.inputs[-1]].words
+        return math.prod(own.space) if own.name.startswith("gather") else own.flops
 
     def _view(self, name: str, inputs: list[str], outputs: list[str]) -> None:
         name = f"{name} {len(self.operators) + 1}"

@@ -99,6 +99,8 @@ def _work(name: str, own: ir.Operator, tensors: Mapping[str, ir.Tensor]) -> int:
     if name.startswith("scatter"):
         # Of what is added: its outputs are as large as where it is added to.
         return tensors[own.inputs[-1]].words
+    if name == "select_n":
+        return math.prod(own.space)  # of one element each, as of other maps
     if name == "sort":
         return sum(tensors[each].words for each in own.inputs)
     counted = own.kind in ("contraction", "elementwise")

@@ -162,6 +162,28 @@ def test_of_branches_the_dearest_is_read():
     assert [(each.times, each.flops) for each in products] == [(5, 128)]
 
 
+def test_of_branches_that_gather_or_scatter_their_elements_count():
+    def dearest(*branches):
+        def fn(x, places):
+            return jax.lax.cond(x[0, 0] > 0, *branches, x, places)
+
+        places = jax.ShapeDtypeStruct((7,), "int32")
+        flow = ir.dataflow(fn, of(50, 5), places)
+        return {each.name.split()[0] for each in flow.operators} - {"slice", "gt"}
+
+    def take(x, places):  # 35 elements, whose places are 14 operations
+        return x[places]
+
+    def chain(x, _):  # 20 operations
+        return jnp.broadcast_to(jnp.sin(jnp.sin(jnp.sin(jnp.sin(x[0])))), (7, 5))
+
+    def add(x, _):  # 2 elements of 50 rows
+        return x.at[0, :2].add(x[0, 0])[:7]
+
+    assert "gather" in dearest(chain, take)
+    assert "sin" in dearest(add, chain)
+
+
 def test_products_of_sparse_matrices_are_of_their_entries():
     def fn(entries, places, x):
         return sparse.BCOO((entries, places), shape=(9, 7)) @ x

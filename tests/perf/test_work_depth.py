@@ -37,6 +37,11 @@ def test_a_loop_counts_as_often_as_it_runs():
     assert perf.work_depth(loop, of(5))[:2] == (7 * 10, 7 * 2)
 
 
+def test_a_choice_is_of_each_element():
+    cost = perf.work_depth(lambda x: jnp.where(x > 0, x, -x), of(5))
+    assert (cost.by_operator["select_n"], cost.work, cost.depth) == (5, 15, 2)
+
+
 def test_independent_chains_run_beside_each_other():
     def two(x):
         return jnp.sin(jnp.sin(jnp.sin(x))), jnp.cos(x)
