@@ -54,7 +54,8 @@ def gnn_layer(name: str, form: Literal["local", "global"] = "local") -> Layer:
       form: see above.
 
     Raises:
-      ConfigError: another name, or a layer without this form.
+      ConfigError: another name, or a layer without this form; of the layer, shapes that
+        do not fit, with its name.
 
     References:
       Besta and Hoefler, Parallel and Distributed Graph Neural Networks, 2022, tables 2
@@ -71,7 +72,18 @@ def gnn_layer(name: str, form: Literal["local", "global"] = "local") -> Layer:
         what = "matrix form" if form == "global" else "local form"
         found = ", ".join(sorted(forms[form]))
         raise ConfigError(f"{name} has no {what}; one have: {found}")
-    return forms[form][name]
+    layer = forms[form][name]
+
+    @functools.wraps(layer)
+    def named(*args: Any, **options: Any) -> jax.Array:
+        try:
+            return layer(*args, **options)
+        except jax.errors.JAXTypeError:  # of values that are not known: no shapes
+            raise
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{name}: {error}") from error
+
+    return named
 
 
 def multiply(

@@ -194,6 +194,21 @@ def test_shapes_are_compared(name):
             layer(graph, np.zeros((8, 5), "f4"), params | {"bias": np.zeros(1, "f4")})
 
 
+def test_shapes_that_do_not_fit_are_told_with_the_layer():
+    graph, _ = draw(0, both_ways=True)
+    x = np.zeros((8, 5), "f4")
+    wrong = {"gin": ("kernel_1", (9, 3)), "arma": ("kernel", (2, 9, 3))}
+    for name, (leaf, shape) in wrong.items():
+        params = {n: np.zeros(s, "f4") for n, s in SHAPES[name].items()}
+        params[leaf] = np.zeros(shape, "f4")
+        for form in ("local", "global") if name in BOTH else ("global",):
+            with pytest.raises(ConfigError, match=rf"{name}: .*\b9\b"):
+                graphs.gnn_layer(name, form)(graph, x, params)
+    params = {n: np.zeros(s, "f4") for n, s in PLAIN.items()}
+    with pytest.raises(ConfigError, match=r"gcn: features must be 5"):
+        graphs.gnn_layer("gcn")(graph, np.zeros((8, 9), "f4"), params)
+
+
 def test_ppnp_is_of_edges_in_both_directions():
     one = graphs.make_graph([0], [1], 2)
     ppnp = graphs.gnn_layer("ppnp", "global")
