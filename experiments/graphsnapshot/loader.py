@@ -56,6 +56,7 @@ class Config(config.Config):
         "hits": "policy batch: neighbours from rows",
         "moved": "policy batch: bytes of these",
         "snapshot": "policy: bytes of all that is in memory",
+        "rows": "policy: bytes of entries of rows among these",
         "store": ": bytes of the lists",
         "stored": "threshold: entries of FCR's rows of a layer over edges",
     }
@@ -108,12 +109,15 @@ def run(cfg: Config, _: "runs.Context") -> "runs.Dataset":
     ]
     read, seconds = _measure(cfg, made, np.flatnonzero(csr.degrees))
     dims = ("policy", "batch")
-    snapshot = [each.memory_report()["snapshot"] for each in made]
+    memory = {
+        name: [each.memory_report()[key] for each in made]
+        for name, key in (("snapshot", "snapshot"), ("rows", "entries"))
+    }
     return runs.measured(
         {
             **{name: (dims, read[name]) for name in read},
             "seconds": (dims, seconds),
-            "snapshot": ("policy", snapshot),
+            **{name: ("policy", each) for name, each in memory.items()},
             "store": made[0].memory_report()["store"],
             "stored": ("threshold", [_store(cfg, store, at) for at in THRESHOLDS]),
         },
