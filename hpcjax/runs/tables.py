@@ -383,25 +383,37 @@ def find_claimed(tier: Tier, dataset: "xr.Dataset") -> set[str]:
         for name in map(str, dataset.data_vars)
         for without in [dataset.drop_vars(name)]
         if any(
-            _compute(claim, without) != ours
+            _number(claim, without) != ours
             for claim, ours in numbers
             if not math.isnan(ours)
         )
     }
 
 
+def _number(claim: Claim, table: "xr.Dataset") -> float:
+    """Returns a claim's number of the cells as they are; NaN if it has none."""
+    try:
+        return float(claim.ours(table))
+    except Exception:  # of any kind, as a cell is missing
+        return math.nan
+
+
 def _compute(
     claim: Claim, table: "xr.Dataset", control: Control | None = None
 ) -> float:
     """Returns a claim's number; NaN if it is another one with other missing cells."""
+    import pandas as pd
+
     try:
         table = control.apply(table) if control else table
-        found = float(claim.ours(table))
-        lacking = table[[name for name, each in table.items() if each.isnull().any()]]
-        filled = (table.assign(lacking.fillna(each)) for each in _find_others(lacking))
-        return found if all(claim.ours(each) == found for each in filled) else math.nan
-    except Exception:  # of any kind, as a cell is missing
+        found = _number(claim, table)
+        names = [name for name, each in table.items() if pd.isna(each.values).any()]
+        others = _find_others(table[names]) if names and not math.isnan(found) else ()
+        filled = (table.assign(table[names].fillna(each)) for each in others)
+        same = all(_number(claim, each) == found for each in filled)
+    except Exception:  # as above
         return math.nan
+    return found if same else math.nan
 
 
 def _find_others(lacking: "xr.Dataset") -> "list[xr.Dataset]":
@@ -413,7 +425,7 @@ def _find_others(lacking: "xr.Dataset") -> "list[xr.Dataset]":
         )
     )
     beyond = [1e30 * ranks, -1e30 * ranks, 1e30 / ranks, -1e30 / ranks]
-    return [lacking.min(), lacking.max(), *beyond] if lacking else []
+    return [lacking.min(), lacking.max(), *beyond]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

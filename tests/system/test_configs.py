@@ -253,4 +253,4 @@ def test_every_run_of_a_table_is_a_config_that_loads(table_id):
             }
             for trial in runs.trials():
                 values = {**runs.overrides, **trial, **takes, "seed": "0"}
-                assert discover.load(runs.config, values, REPOSITORY).config
+                assert override.parse(load(runs.config).config, values)
