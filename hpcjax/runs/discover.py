@@ -115,7 +115,7 @@ def find_configs(
     if paper is not None:
         papers = {name.partition("/")[0] for name in files}
         if check_name(paper, "paper") not in papers:
-            raise ConfigError(f"unknown paper {paper!r}{nearest(paper, papers)}")
+            raise ConfigError(f"unknown system {paper!r}{nearest(paper, papers)}")
         files = {name: f for name, f in files.items() if name.startswith(f"{paper}/")}
     return tuple(_try_entry(name, file) for name, file in files.items())
 
@@ -202,7 +202,7 @@ def experiment_folder(paper: str, root: pathlib.Path) -> pathlib.Path:
         if folder.is_dir() and folder.name.isidentifier()
     }
     if check_name(paper, "paper") not in folders:
-        raise ConfigError(f"unknown paper {paper!r}{nearest(paper, folders)}")
+        raise ConfigError(f"unknown system {paper!r}{nearest(paper, folders)}")
     return folders[paper]
 
 

@@ -100,23 +100,34 @@ def _walk(cls: type, tree: Mapping[str, Any], prefix: str = "") -> Iterator[Key]
 
 
 def _absent(
-    cls: type, tree: Mapping[str, Any], prefix: str = "", above: tuple[type, ...] = ()
+    cls: type,
+    tree: Mapping[str, Any],
+    seen: set[Any],
+    prefix: str = "",
+    above: tuple[type, ...] = (),
 ) -> Iterator[tuple[Key, str]]:
     """Yields keys of members that are not chosen, with the choice that has them.
 
     A member may have a field of its own kind: those `above` are not looked into again.
+    Many members have one field, whose members are told once: `seen` collects these.
     """
     for name, hint in values.fields(cls).items():
         path, (_, below) = prefix + name, _member(hint, tree.get(name))
         for member, config_class in values.members(hint).items():
             inner, choice = tree.get(name, {}), f"{path}={member}"
-            if config_class is not below:
+            chosen = config_class is below
+            place = path, config_class, chosen
+            if place in seen:
+                continue
+            seen.add(place)
+            if not chosen:
                 inner = _defaults(config_class)
                 yield from (
                     (key, choice) for key in _walk(config_class, inner, path + ".")
                 )
             if config_class not in above:
-                yield from _absent(config_class, inner, path + ".", (*above, cls))
+                more = (*above, cls)
+                yield from _absent(config_class, inner, seen, path + ".", more)
 
 
 def _member(hint: Any, held: Any) -> tuple[str, type | None]:
@@ -215,7 +226,7 @@ def _change(config: Any, pairs: Mapping[str, Any]) -> dict[str, Any]:
     for path in sorted(pairs, key=lambda path: path.count(".")):
         known = {key.path: key for key in _walk(cls, tree)}
         if path not in known:
-            raise ConfigError(_unknown(path, known, list(_absent(cls, tree))))
+            raise ConfigError(_unknown(path, known, list(_absent(cls, tree, set()))))
         if not known[path].settable:
             raise ConfigError(_is_group(known[path], pairs[path], known))
         *above, name = path.split(".")

@@ -119,9 +119,8 @@ def test_list_one_paper(root, capsys):
     assert "mine/first:first" in text
     assert "jorge" not in text
     assert cli.main(["list", "mime"]) == 2
-    assert (
-        capsys.readouterr().err == "error: unknown paper 'mime'; did you mean 'mine'?\n"
-    )
+    told = capsys.readouterr().err
+    assert told == "error: unknown system 'mime'; did you mean 'mine'?\n"
 
 
 def test_list_shows_files_that_fail(root, capsys):

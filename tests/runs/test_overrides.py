@@ -341,3 +341,13 @@ def test_any_text_is_a_value_or_one_clear_error(text):
             value = values.read(text, hint, "key")
             again = values.decode(values.encode(value, hint, "key"), hint, "key")
             assert again == pytest.approx(value, nan_ok=True)
+
+
+def test_members_that_many_others_have_are_told_once():
+    from hpcjax.runs.training import TrainingConfig
+
+    tree = values.encode(TrainingConfig(), TrainingConfig)
+    absent = overrides._absent(TrainingConfig, tree, set())
+    told = [(key.path, choice) for key, choice in absent]
+    assert ("model.gate", "model=ggnn") in told
+    assert len(told) < 3 * len(set(told))
