@@ -258,6 +258,19 @@ _COLUMNS = {
     "apart": ("from Top-k", lambda run, rows: _error(run) - _error(rows[TOP])),
 }
 
+# Of two stages, and of two stages of two devices each.
+_IN_BOTH = {
+    "learnt": (reduce.least("error", UNIGRAM, BIGRAM) - cell("error", PLAIN))
+    .at_least(10, "points below the better table of counts")
+    .fails({PLAIN: BIGRAM}),
+    "autoencoder": cell("apart_high", AUTO)
+    .at_most(-0.5, "points above Top-k of its bytes, and two standard errors")
+    .fails({AUTO: TOP}),
+    "A2": cell("rise", WIDE)
+    .at_most(2, "points that the wide autoencoder is above no codec")
+    .fails({WIDE: TOP}),
+}
+
 ACCURACY = Table(
     id="mpcompress/accuracy",
     title="Compressed activations: what codecs between two stages cost in accuracy",
@@ -294,25 +307,17 @@ ACCURACY = Table(
             **{name: _stages(name, variant) for name, variant in _BETWEEN.items()},
         },
         claims={
-            "learnt": (reduce.least("error", UNIGRAM, BIGRAM) - cell("error", PLAIN))
-            .at_least(10, "points below the better table of counts")
-            .fails({PLAIN: BIGRAM}),
+            **_IN_BOTH,
             "quantized": abs(reduce.of("rise", EIGHT, FOUR))
             .largest()
             .at_most(1, "points from no codec, the farther of 8 and 4 bits")
             .fails({FOUR: TOP}),
-            "autoencoder": cell("apart_high", AUTO)
-            .at_most(-0.5, "points above Top-k of its bytes, and two standard errors")
-            .fails({AUTO: TOP}),
             "Random-k": cell("apart_low", RANDOM)
             .at_least(0.5, "points above Top-k, less two standard errors")
             .fails({RANDOM: TOP}),
             "chance": above("error", UNIGRAM, RANDOM)
             .at_most(10, "points that Random-k is below the table of characters")
             .fails({RANDOM: PLAIN}),
-            "A2": cell("rise", WIDE)
-            .at_most(2, "points that the wide autoencoder is above no codec")
-            .fails({WIDE: TOP}),
         },
     ),
 )
@@ -353,21 +358,13 @@ GRID = Table(
             **{name: _grid(variant, tensor="2") for name, variant in _GRID.items()},
         },
         claims={
-            "learnt": (reduce.least("error", UNIGRAM, BIGRAM) - cell("error", PLAIN))
-            .at_least(10, "points below the better table of counts")
-            .fails({PLAIN: BIGRAM}),
+            **_IN_BOTH,
             "grid": abs(cell("rise", WHOLE))
             .at_most(0.2, "points between two stages of two devices and no stages")
             .fails({WHOLE: WIDE}),
             "quantized": abs(cell("rise", FOUR))
             .at_most(1, "points from no codec of 4 bits in both places")
             .fails({FOUR: TOP}),
-            "autoencoder": cell("apart_high", AUTO)
-            .at_most(-0.5, "points above Top-k of its bytes, and two standard errors")
-            .fails({AUTO: TOP}),
-            "A2": cell("rise", WIDE)
-            .at_most(2, "points that the wide autoencoder is above no codec")
-            .fails({WIDE: TOP}),
         },
     ),
 )
